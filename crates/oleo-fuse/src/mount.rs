@@ -283,8 +283,10 @@ impl Mounted {
         let options = plan.options.clone();
         let root = find_root(&image, &options)?;
         let server = Arc::new(Server::new(Arc::new(image), root, options.clone(), plan.log.clone()));
-        let transport = connect(channel, options.threads, (options.uring, options.halt_polling), &|init, uring| server.agree(init, uring))
-            .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
+        let transport = connect(channel, options.threads, (options.uring, options.halt_polling), &|init, uring| {
+            server.agree(init, uring)
+        })
+        .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
         if let Ok(Some(mount)) = mount_on(dir) {
             read_ahead(&mount.device, IO_LEN_MAX);

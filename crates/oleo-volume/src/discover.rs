@@ -111,8 +111,11 @@ fn names_in(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 pub fn block_devices() -> std::io::Result<Vec<PathBuf>> {
     // Names with a slash stand with an exclamation mark there.
     let name = |path: PathBuf| Some(path.file_name()?.to_string_lossy().replace('!', "/"));
-    let mut devices: Vec<PathBuf> =
-        names_in(Path::new(BLOCK_DEVICES))?.into_iter().filter_map(name).map(|name| Path::new("/dev").join(name)).collect();
+    let mut devices: Vec<PathBuf> = names_in(Path::new(BLOCK_DEVICES))?
+        .into_iter()
+        .filter_map(name)
+        .map(|name| Path::new("/dev").join(name))
+        .collect();
     devices.sort();
     Ok(devices)
 }

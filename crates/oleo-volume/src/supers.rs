@@ -9,12 +9,12 @@
 //! that leads to whole trees is on stable storage: while the first mirror is being written, the others (flushed by the
 //! next (1) at the latest) hold the transaction before.
 
+use crate::error::VolumeError;
 use oleo_device::Device;
 use oleo_format::{
     CompatRo, Corruption, Incompat, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, SUPER_LEN, SUPER_OFFSETS, SuperBlock,
     SuperFlags,
 };
-use crate::error::VolumeError;
 
 /// Smallest and largest sector in bytes.
 const SECTORSIZE: std::ops::RangeInclusive<u32> = 4096..=65536;

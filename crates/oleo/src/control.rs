@@ -40,8 +40,8 @@ pub use oleo_jobs::{
     NewExtent, NewSize, Reclaimed, Resized, Span,
 };
 pub use reply::{
-    DeviceCounts, DeviceErrors, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown, QgroupStats,
-    QuotaShown, Received, ReceivedSubvol, Reply, SentShown, SizeLine, Stats, Subvol, SubvolShown, Usage,
+    DeviceCounts, DeviceErrors, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown,
+    QgroupStats, QuotaShown, Received, ReceivedSubvol, Reply, SentShown, SizeLine, Stats, Subvol, SubvolShown, Usage,
 };
 pub use request::{
     BalanceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, SendHow, WhichGroup,
