@@ -185,7 +185,7 @@ impl Setting {
             Peer::S3backer => {
                 let mut command = Command::new("s3backer");
                 command.args(["-f", "--quiet", "--force", "--blockCacheSync", "--blockCacheWriteDelay=0"]);
-                command.args(["--blockCacheSize=400", "--md5CacheSize=0", "--md5CacheTime=0", "--minWriteDelay=0"]);
+                command.args(["--blockCacheSize=100", "--md5CacheSize=0", "--md5CacheTime=0", "--minWriteDelay=0"]);
                 command.args([format!("--baseURL=http://{at}/"), format!("--size={DEVICE_LEN}")]);
                 command.args([
                     format!("--blockSize={BLOCK_LEN}"),
