@@ -153,6 +153,7 @@ const REFUSED: &str = "
     subvolume delete good nope
     subvolume set-default good nope
     subvolume find-new good nope 1
+    device scan no-such-directory
     filesystem resize 1M good
     filesystem defragment good nope
     inspect inode-resolve 99999 good

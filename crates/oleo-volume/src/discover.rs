@@ -55,12 +55,13 @@ impl FoundVolume {
 /// The volumes on these files and block devices, by UUID. Of a directory, what is directly in it.
 ///
 /// # Errors
-/// A directory that was named cannot be read.
+/// A place that was named is not there, or a directory cannot be read.
 pub fn discover(places: &[PathBuf]) -> std::io::Result<Vec<FoundVolume>> {
     let mut paths = Vec::new();
     for place in places {
-        if std::fs::metadata(place).is_ok_and(|meta| meta.is_dir()) {
-            paths.extend(names_in(place)?);
+        let named = |e: std::io::Error| std::io::Error::new(e.kind(), format!("{}: {e}", place.display()));
+        if std::fs::metadata(place).map_err(named)?.is_dir() {
+            paths.extend(names_in(place).map_err(named)?);
         } else {
             paths.push(place.clone());
         }
@@ -116,6 +117,7 @@ pub fn block_devices() -> std::io::Result<Vec<PathBuf>> {
         .filter_map(name)
         .map(|name| Path::new("/dev").join(name))
         .collect();
+    devices.retain(|path| path.exists());
     devices.sort();
     Ok(devices)
 }
