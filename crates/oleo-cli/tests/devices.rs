@@ -86,7 +86,10 @@ fn found_and_ready() {
     std::fs::create_dir(dir.join("elsewhere")).unwrap();
     std::fs::write(dir.join("no-volume"), "nothing").unwrap();
     let found = json(dir, &["device", "scan", "--json", "."]);
-    assert_eq!((found.as_array().unwrap().len(), &found[0]["missing"], &found[0]["label"]), (1, &0.into(), &"pair".into()));
+    assert_eq!(
+        (found.as_array().unwrap().len(), &found[0]["missing"], &found[0]["label"]),
+        (1, &0.into(), &"pair".into())
+    );
     assert_eq!(found[0]["devices"].as_array().unwrap().len(), 2);
     ok(dir, &["device", "ready", "a", "--device", "b"]);
     ok(dir, &["device", "ready", "a", "--scan", "."]);
