@@ -269,8 +269,7 @@ fn play(seed: u64, faults: Faults, wrong: Wrong, sum: &Mutex<Tally>) -> Option<S
     let mut sum = sum.lock().expect("lock");
     sum.all().into_iter().zip(tally.all()).for_each(|(sum, n)| *sum += *n);
     drop(sum);
-    let wrong = run.wrong.lock().expect("lock").take();
-    wrong
+    run.wrong.lock().expect("lock").take()
 }
 
 /// What a client does, all the time.
