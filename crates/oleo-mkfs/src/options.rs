@@ -355,6 +355,6 @@ mod tests {
         for options in bad {
             assert!(options.resolve(1).is_err(), "{options:?}");
         }
-        assert!(FeatureSet::default().apply("raid56").is_err());
+        assert!(FeatureSet::default().apply("zoned").is_err());
     }
 }

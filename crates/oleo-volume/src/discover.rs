@@ -6,9 +6,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use oleo_device::DeviceError;
 use oleo_format::{DevId, Generation, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 use uuid::Uuid;
+
+use crate::error::VolumeError;
 
 /// Names of a directory that are looked at, at most: far more than /dev has.
 const NAMES_MAX: usize = 100_000;
@@ -56,10 +60,10 @@ impl FoundVolume {
 ///
 /// # Errors
 /// A place that was named is not there, or a directory cannot be read.
-pub fn discover(places: &[PathBuf]) -> std::io::Result<Vec<FoundVolume>> {
+pub fn discover(places: &[PathBuf]) -> Result<Vec<FoundVolume>, VolumeError> {
     let mut paths = Vec::new();
     for place in places {
-        let named = |e: std::io::Error| std::io::Error::new(e.kind(), format!("{}: {e}", place.display()));
+        let named = |source| DeviceError::Open { path: place.clone(), source: Arc::new(source) };
         if std::fs::metadata(place).map_err(named)?.is_dir() {
             paths.extend(names_in(place).map_err(named)?);
         } else {
