@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oleo_device::Device;
+use oleo_remote::format::head::Head;
 use oleo_remote::{CacheOptions, Durable, KeySource, RemoteDevice, RemoteError, StoreOptions, create};
 use oleo_sim::rng::Rng;
 use oleo_sim::store::chain::{Chain, Change};
 use oleo_sim::store::{Faults, World};
 
-use crate::adapter::{Client, Wrong};
+use crate::adapter::{Client, Wrong, be};
 use crate::{fill, marks};
 
 const BLOCK: usize = 4096;
@@ -53,7 +54,7 @@ struct Tally {
 }
 
 struct Run<'a> {
-    chain: Mutex<Chain>,
+    chain: Arc<Mutex<Chain>>,
     machines: [Machine; MACHINES],
     wrong: Mutex<Option<String>>,
     tampering: Tampering,
@@ -231,21 +232,25 @@ fn play(seed: u64, faults: Faults, tampering: Tampering, tally: &Tally) -> Optio
     let world = Arc::new(World::new(rng.next_u64(), MACHINES + 1, faults));
     let sealed = seed % 4 == 1;
     let last = client(&world, MACHINES, sealed);
+    let chain = Arc::new(Mutex::new(Chain::new(BLOCKS, 1, 0)));
+    let watching = chain.clone();
+    world.watch(move |key, bytes| {
+        if let ("head", Ok(head)) = (key, Head::outline(bytes)) {
+            let position = Head::parse(bytes).ok().map(|head| head.position);
+            watching.lock().expect("lock").stored(head.epoch, position);
+        }
+    });
+    be(MACHINES);
     world.run_alone(MACHINES, Faults::NONE, || {
         create(Arc::new(last.clone()), LEN, false, &options(&last, None)).expect("create");
     });
-    let run = Run {
-        chain: Mutex::new(Chain::new(BLOCKS, 1, 0)),
-        machines: Default::default(),
-        wrong: Mutex::default(),
-        tampering,
-        tally,
-    };
+    let run = Run { chain, machines: Default::default(), wrong: Mutex::default(), tampering, tally };
     let dirs = [(); MACHINES].map(|()| directory());
     std::thread::scope(|scope| {
         for (number, dir) in dirs.iter().enumerate() {
             let (run, client, mut rng) = (&run, client(&world, number, sealed), rng.fork());
             scope.spawn(move || {
+                be(number);
                 let (mut mark, mut older) = (1 + number as u64 * 1_000_000, None);
                 client.world.run(number, || {
                     for _ in 0..5 {
