@@ -43,7 +43,7 @@ fn errors_of_devices() {
     assert_eq!(counts(&ok(dir, &on(&[]))), theirs);
     let shown = json(dir, &on(&["--json"]));
     assert!(shown[1]["corruption_errs"].as_u64().unwrap() > 0 && shown[0]["corruption_errs"] == 0, "{shown}");
-    assert!(fails_with(dir, 4, &on(&["--check"])).contains("1 device"));
+    assert!(fails_with(dir, 4, &on(&["--check"])).contains("devices with errors: 1"));
     assert_eq!(counts(&ok(dir, &on(&["-z"]))), theirs, "what they were");
     assert!(counts(&ok(dir, &on(&["-c"]))).iter().all(|(_, n)| *n == 0));
     oracle.must_be_sound(&images, "counters set to zero").unwrap();

@@ -51,7 +51,7 @@ impl Args {
         }
         let bad = devices.iter().filter(|device| named(device).iter().any(|(_, count)| *count != 0)).count();
         if self.check && bad > 0 {
-            return Err(Said(oleo::ErrorKind::Device, format!("{bad} devices have failed")).into());
+            return Err(Said(oleo::ErrorKind::Device, format!("devices with errors: {bad}")).into());
         }
         Ok(())
     }

@@ -58,11 +58,11 @@ pub(super) fn errors(image: &Image) -> Vec<DeviceErrors> {
 /// The same; they are zero afterwards, on disk as well.
 pub(super) fn reset_errors(image: &Image) -> Result<Vec<DeviceErrors>> {
     let volume = image.volume();
-    let engine = image.fs().engine();
-    // Nothing is changed but what the commit writes of its own accord.
-    engine.edit_super(|_| ())?;
+    // Before the commit is asked for: one that was under way may have written the old counters.
     let taken = volume.take_error_counters();
-    if let Err(error) = image.fs().commit() {
+    // Nothing is changed but what the commit writes of its own accord.
+    let asked = image.fs().engine().edit_super(|_| ()).map_err(oleo_fs::FsError::from);
+    if let Err(error) = asked.and_then(|()| image.fs().commit()) {
         taken.iter().for_each(|(devid, counters)| volume.add_error_counters(*devid, *counters));
         return Err(error.into());
     }
