@@ -186,7 +186,7 @@ ranks! {
     Trees, "oleo-txn", "`Trees::map` (read/write)", One, No,
         "the newest roots",
         "a look-up or a store";
-    PendingSums, "oleo-txn", "`Pending::open`, `Pending::frozen` (read/write)", Several("transaction, the open one first"), No,
+    PendingSums, "oleo-txn", "`Pending::shards[n]` (read/write)", One, No,
         "checksums of data of the open transaction, and of the frozen one",
         "a look-up, an insertion or a move";
     StripeRow, "oleo-volume", "`Rows::shards[n]`", Several("number"), May("the row is read and written"),

@@ -7,18 +7,16 @@
 //! half into the frozen half; (3) settle asks `rewrite` for the item changes: frozen sums in, freed ranges out (how: see
 //! `rewrite`); (4) readers ask `Pending` first, then the tree, so that data can be verified before its sums are committed.
 //!
-//! Locks: one for each half, the open one first; never held over I/O. Crash: memory only.
+//! Locks: those of `pending`; never held over I/O. Crash: memory only.
 
+mod pending;
 mod rewrite;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use oleo_format::{ByteLen, ItemType, Key, Logical};
-use oleo_lock::{RwLock, rank};
-use oleo_tree::{Blocks, Change, Op, TreeRoot};
+use oleo_tree::{Blocks, Change, TreeRoot};
 
 use crate::TxnError;
+pub(crate) use pending::Pending;
 use rewrite::Edit;
 
 /// `BTRFS_EXTENT_CSUM_OBJECTID` in the UAPI header.
@@ -27,16 +25,6 @@ pub(crate) const CSUM_OBJECT: u64 = -10i64 as u64;
 /// The key of the checksum item that starts at `at`.
 pub(crate) fn csum_key(at: u64) -> Key {
     Key::new(CSUM_OBJECT, ItemType::EXTENT_CSUM, at)
-}
-
-type Sums = BTreeMap<u64, Vec<u8>>;
-
-/// Checksums on their way to the tree.
-#[derive(Default)]
-pub(crate) struct Pending {
-    open: RwLock<rank::PendingSums, Sums>,
-    /// Shared with a commit that puts them into the tree, which reads blocks meanwhile.
-    frozen: RwLock<rank::PendingSums, Arc<Sums>>,
 }
 
 /// How checksums are laid out: bytes of data and bytes of sum per sector, and how large an item may grow.
@@ -74,63 +62,6 @@ fn overlay(l: Layout, start: u64, sums: &[u8], at: u64, out: &mut [u8], have: &m
 }
 
 impl Pending {
-    pub(crate) fn add(&self, at: Logical, sums: Vec<u8>) {
-        self.open.write().insert(at.0, sums);
-    }
-
-    /// Joins are blocked: what is open becomes frozen. What was frozen has been settled before.
-    pub(crate) fn freeze(&self) {
-        let mut open = self.open.write_by([0; 3]);
-        let mut frozen = self.frozen.write_by([1, 0, 0]);
-        if frozen.is_empty() {
-            *frozen = Arc::new(std::mem::take(&mut *open));
-        } else {
-            Arc::make_mut(&mut frozen).append(&mut open);
-        }
-    }
-
-    /// Readers find these from now on; the commit under way puts them into the tree itself.
-    pub(crate) fn show(&self, sums: &[(Logical, Vec<u8>)]) {
-        let mut frozen = self.frozen.write();
-        Arc::make_mut(&mut frozen).extend(sums.iter().map(|(at, sums)| (at.0, sums.clone())));
-    }
-
-    /// The tree holds what was frozen.
-    pub(crate) fn settled(&self) {
-        // Given back with the lock released: readers do not wait for that.
-        let _settled = std::mem::take(&mut *self.frozen.write());
-    }
-
-    fn overlay(map: &Sums, l: Layout, at: u64, out: &mut [u8], have: &mut [bool]) {
-        let end = at + have.len() as u64 * l.sectorsize;
-        let first = map.range(..=at).next_back().map_or(at, |(start, _)| *start);
-        for (start, sums) in map.range(first..end) {
-            overlay(l, *start, sums, at, out, have);
-        }
-    }
-
-    /// The checksum items of a log that data in a range needs: whole steps of what was added together, counted from where it
-    /// began, so that items that are asked for twice are the same and none overlap.
-    pub(crate) fn pending_items(&self, l: Layout, at: Logical, len: ByteLen, out: &mut BTreeMap<Key, Op>) {
-        let step = (l.item_bytes_max / l.csum_len * l.csum_len) as usize;
-        let end = at.0.saturating_add(len.0);
-        let mut add = |half: &Sums| {
-            let first = half.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
-            for (start, sums) in half.range(first..end) {
-                let mut from = *start;
-                for part in sums.chunks(step) {
-                    let to = l.end(from, part);
-                    if to > at.0 && from < end {
-                        out.insert(csum_key(from), Op::Put(part.into()));
-                    }
-                    from = to;
-                }
-            }
-        };
-        add(&self.frozen.read());
-        add(&self.open.read());
-    }
-
     /// The checksums of `len` bytes at `at`, or the address of the first sector that has none.
     pub(crate) fn lookup(
         &self,
@@ -181,8 +112,7 @@ impl Pending {
         let (mut out, mut have) = (vec![0; l.bytes(len.0)], vec![false; sectors]);
         // The oldest first: what a younger map holds of a reused address replaces it.
         let mut pending = (out.clone(), have.clone());
-        Self::overlay(&self.frozen.read(), l, at.0, &mut pending.0, &mut pending.1);
-        Self::overlay(&self.open.read(), l, at.0, &mut pending.0, &mut pending.1);
+        self.overlay(l, at.0, &mut pending.0, &mut pending.1);
         if pending.1.iter().any(|h| !h) {
             let mut cursor = blocks.cursor(root);
             let mut found = cursor.seek_back(&csum_key(at.0))?;
@@ -255,9 +185,9 @@ impl Pending {
         freed: &[(Logical, ByteLen)],
         with_frozen: bool,
     ) -> Result<Vec<Change>, TxnError> {
-        let frozen = if with_frozen { self.frozen.read().clone() } else { Arc::default() };
-        let mut edits: Vec<Edit<'_>> = Vec::with_capacity(frozen.len() + freed.len());
-        for (start, sums) in frozen.iter() {
+        let frozen = if with_frozen { self.frozen() } else { Vec::new() };
+        let mut edits: Vec<Edit<'_>> = Vec::with_capacity(frozen.iter().map(|f| f.len()).sum::<usize>() + freed.len());
+        for (start, sums) in frozen.iter().flat_map(|f| f.iter()) {
             edits.extend(
                 minus(*start, l.end(*start, sums), freed)
                     .into_iter()

@@ -43,7 +43,7 @@ impl Handle<'_> {
     /// The checksums of data written at `at`, one per sector.
     pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         if !csums.is_empty() {
-            self.inner.csums.add(at, csums);
+            self.inner.csums.add(self.inner.layout, at, csums);
         }
     }
 }

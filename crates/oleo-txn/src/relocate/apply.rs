@@ -70,7 +70,7 @@ impl Closure<'_> {
         }
         inner.quota.owners.note(self.owners.iter().copied());
         let sums = self.csums(inner)?;
-        inner.csums.show(&sums);
+        inner.csums.show(inner.layout, &sums);
         let built = self.build(inner, generation);
         let mut changes: Vec<RefChange> = self
             .pieces
