@@ -38,6 +38,7 @@ mod staged;
 mod trees;
 mod trim;
 mod unreplayed_log;
+mod witness;
 mod workers;
 
 pub use backrefs::{Backrefs, Naming};

@@ -12,7 +12,7 @@ use oleo_format::{
 };
 use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
 use oleo_tree::{Blocks, TreeRoot};
-use oleo_volume::{ChunkMap, ErrorCounters, Occupancy, Volume};
+use oleo_volume::{ChunkMap, ErrorCounters, Volume};
 use rayon::prelude::*;
 
 use crate::TxnError;
@@ -56,6 +56,8 @@ impl Engine {
         }));
         let occupancy = Arc::downgrade(&engine.0);
         engine.0.volume.set_occupancy(occupancy);
+        let witness = Arc::downgrade(&engine.0);
+        engine.0.volume.set_witness(witness);
         let inner = &*engine.0;
         inner.trees.set(state(root_tree.clone()));
         inner.trees.set(state(chunk_tree));
@@ -202,12 +204,6 @@ fn add_groups<'a>(
 
 /// Shows the allocator what is free in a group.
 struct Source(Weak<Inner>);
-
-impl Occupancy for Inner {
-    fn is_free(&self, at: Logical, len: ByteLen) -> bool {
-        self.space.is_free(Run::new(at, len))
-    }
-}
 
 impl FreeSource for Source {
     fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError> {

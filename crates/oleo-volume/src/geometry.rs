@@ -190,6 +190,11 @@ impl ChunkMap {
         ByteLen(self.len.0 / self.data_stripes())
     }
 
+    /// Data bytes of a row, if it has parity; else 0.
+    pub fn row_len(&self) -> ByteLen {
+        ByteLen(if self.profile.has_parity() { self.data_stripes() * STRIPE_LEN } else { 0 })
+    }
+
     /// Whether it is for the chunk tree.
     pub(crate) fn is_system(&self) -> bool {
         self.flags.contains(BlockGroupFlags::SYSTEM)

@@ -22,6 +22,7 @@ mod batch;
 mod carve;
 mod copies;
 mod discover;
+mod doubt;
 mod error;
 mod flushers;
 mod geometry;
@@ -60,7 +61,7 @@ pub use member::{DeviceInfo, ErrorCounters, KeptFree};
 pub use open::OpenOptions;
 pub use outlook::Outlook;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
-pub use rows::{Occupancy, RowStats};
+pub use rows::{Occupancy, RowStats, Verdict, Witness};
 pub use supers::{read_mirrors, read_super};
 pub use trim::{DevicePlace, Discarded};
 
@@ -141,6 +142,16 @@ impl Volume {
     /// From now on asks `by` what is free, while it lives; until then everything on disk counts as something that must not be lost. Once.
     pub fn set_occupancy(&self, by: std::sync::Weak<dyn Occupancy>) {
         self.rows.set_occupancy(by);
+    }
+
+    /// From now on asks `by` what sectors should be whose parity does not fit, while it lives; until then parity counts as wrong. Once.
+    pub fn set_witness(&self, by: std::sync::Weak<dyn Witness>) {
+        self.rows.set_witness(by);
+    }
+
+    /// Whether any chunk has parity.
+    pub fn has_parity(&self) -> bool {
+        self.chunks.read().iter().any(|placed| placed.map.profile.has_parity())
     }
 
     /// How rows of chunks with parity were written.

@@ -188,6 +188,17 @@ impl Records {
         })
     }
 
+    /// Makes the place of a device ours, whatever is there; whether that was something else's. Not durable.
+    pub fn claim(&mut self, member: &Member) -> Result<bool, DeviceError> {
+        let Ok(device) = member.to_write() else { return Ok(false) };
+        if self.is_usable(member) {
+            return Ok(false);
+        }
+        device.write_at(PLACE, &vec![0; (HALF_LEN * HALVES) as usize])?;
+        self.usable.insert(member.devid, true);
+        Ok(true)
+    }
+
     /// Puts a record on all devices that can have one. Not durable: the caller flushes them all.
     /// `parities`: with the member that each sum belongs to. They fit (see [`Budget`]).
     pub fn write(
@@ -213,17 +224,19 @@ impl Records {
                 of.payload.extend_from_slice(sum);
             }
         }
-        self.number += 1;
-        let at = PLACE + self.number % HALVES * HALF_LEN;
+        let number = self.number + 1;
+        let at = PLACE + number % HALVES * HALF_LEN;
         for member in members {
             if !self.is_usable(member) {
                 continue;
             }
             let Ok(device) = member.to_write() else { continue };
             let of = on.remove(&member.devid).unwrap_or_default();
-            let head = header(rules, member, self.bases, self.number, &of);
+            let head = header(rules, member, self.bases, number, &of);
             device.write_batch(&[oleo_device::WriteReq { offset: at, parts: &[&head, &of.payload] }])?;
         }
+        // Not before: one that did not get there takes the same half again, since the other may still be needed.
+        self.number = number;
         Ok(())
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use oleo_format::{ByteLen, DevId, Logical};
 use oleo_lock::{Mutex, MutexGuard, RwLock, rank};
@@ -34,6 +34,23 @@ pub trait Occupancy: Send + Sync {
     fn is_free(&self, at: Logical, len: ByteLen) -> bool;
 }
 
+/// What is known of a sector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It is what it should be.
+    Good,
+    /// It is not.
+    Bad,
+    /// There is nothing to tell by.
+    Unknown,
+}
+
+/// Knows what live sectors should be. Asked while no row is held, so it may read, from the volume that asks, too.
+pub trait Witness: Send + Sync {
+    /// Of bytes that were read at an address: what is known of each 4096 of them, the last of which may be fewer.
+    fn verdicts(&self, at: Logical, bytes: &[u8]) -> Vec<Verdict>;
+}
+
 /// How rows of chunks with parity were written since the volume was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -52,6 +69,12 @@ pub struct RowStats {
     pub read_bytes: u64,
     /// Bytes of parity that were written.
     pub parity_bytes: u64,
+    /// Parts whose parity did not fit something live when they were to be written.
+    pub misfits: u64,
+    /// Sectors of these that had rotted and were rebuilt, in pieces of 4096 bytes.
+    pub healed: u64,
+    /// The same that could not be rebuilt: parity was left as it was there.
+    pub lost: u64,
 }
 
 /// The locks and the counters.
@@ -62,6 +85,7 @@ pub(crate) struct Rows {
     turn: AtomicU64,
     stamps: Mutex<rank::RowStamps, HashMap<(Logical, u64), Stamp>>,
     occupancy: OnceLock<Weak<dyn Occupancy>>,
+    witness: OnceLock<Weak<dyn Witness>>,
     /// Nothing is live: the volume is being made.
     nothing_is_live: bool,
     patches: RwLock<rank::RowPatches, Patches>,
@@ -72,6 +96,9 @@ pub(crate) struct Rows {
     record_count: AtomicU64,
     read_bytes: AtomicU64,
     parity_bytes: AtomicU64,
+    misfits: AtomicU64,
+    healed: AtomicU64,
+    lost: AtomicU64,
 }
 
 /// Parity that is not on the devices: by device and place.
@@ -121,6 +148,15 @@ impl Rows {
 
     pub fn set_occupancy(&self, by: Weak<dyn Occupancy>) {
         let _ = self.occupancy.set(by);
+    }
+
+    pub fn set_witness(&self, by: Weak<dyn Witness>) {
+        let _ = self.witness.set(by);
+    }
+
+    /// Who knows what live sectors should be.
+    pub fn witness(&self) -> Option<Arc<dyn Witness>> {
+        self.witness.get().and_then(Weak::upgrade)
     }
 
     /// The present turn, for what is about to be written.
@@ -197,6 +233,12 @@ impl Rows {
         self.read_bytes.fetch_add(read_bytes, Relaxed);
     }
 
+    pub fn count_misfit(&self, healed: u64, lost: u64) {
+        self.misfits.fetch_add(1, Relaxed);
+        self.healed.fetch_add(healed, Relaxed);
+        self.lost.fetch_add(lost, Relaxed);
+    }
+
     pub fn count_parity(&self, bytes: u64) {
         self.parity_bytes.fetch_add(bytes, Relaxed);
     }
@@ -210,6 +252,9 @@ impl Rows {
             records: self.record_count.load(Relaxed),
             read_bytes: self.read_bytes.load(Relaxed),
             parity_bytes: self.parity_bytes.load(Relaxed),
+            misfits: self.misfits.load(Relaxed),
+            healed: self.healed.load(Relaxed),
+            lost: self.lost.load(Relaxed),
         }
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Normal path: (1) `write` sorts the pieces of a batch by row ([`RowWrites::add`]); (2) rows that the batch has whole get their parity from the
 //! batch ([`whole_parity`]): nothing is read; (3) of all others the *parts* are found, runs of bytes that are the same in all units and touched in some; what
-//! the batch does not have of them is read, or rebuilt from the old parity, and parity is computed of all ([`Parts::prepare`]);
-//! (4) `write` hands data and parity to the devices together.
+//! the batch does not have of them is read, or rebuilt from the old parity ([`Parts::read`]); (4) if something in them is live, all of them is read, and the old
+//! parity is compared; what does not fit ([`Parts::doubts`]) is for `doubt`; (5) parity is computed of all ([`Parts::finish`]);
+//! (6) `write` hands data and parity to the devices together.
 //!
 //! Parity is computed anew and not from the difference, so that a part whose parity was wrong (its sectors were free, and a crash came) is
-//! right afterwards.
+//! right afterwards. Only where something live has rotted, and could not be rebuilt, it is off by as much as before: computed anew it would
+//! say that what rotted is right.
 //!
-//! Invariants: after a batch that succeeded the parity of every part that it touched fits.
+//! Invariants: after a batch that succeeded the parity of every part that it touched fits, but for what rotted and is lost.
 //! Locks: rows of (3) are held by the caller from before the reading until after the writing (`rows`). Rows of (2) are not: all their sectors are the
 //! writer's, so nobody else writes there, and nobody has anything to rebuild there.
 //! Crash: a part may be left with parity that does not fit, see `docs/crash-model.md`.
@@ -16,10 +18,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use oleo_format::raid6::sums;
+use oleo_format::raid6::{sums, xor_into};
 use oleo_format::{ByteLen, Logical};
 
 use crate::batch::Batch;
+use crate::doubt::Doubt;
 use crate::error::VolumeError;
 use crate::geometry::{ChunkMap, Piece, STRIPE_LEN};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
@@ -195,8 +198,14 @@ struct Part {
     row: usize,
     from: usize,
     to: usize,
-    /// The data units in this run.
+    /// The columns in which something is live that the batch does not have.
+    columns: Vec<Columns>,
+    /// The data units in this run; in the end as they are to be.
     units: Vec<Vec<u8>>,
+    /// If something is live: parity as it is on the devices, as far as it can be read.
+    parity: Vec<Option<Vec<u8>>>,
+    /// By how much it does not fit, if it does not: what has to be added to parity that fits.
+    off: Vec<Vec<u8>>,
 }
 
 /// The parity of rows that a batch has in part.
@@ -207,43 +216,101 @@ pub(crate) struct Parts {
     parts: Vec<Part>,
 }
 
+/// Says whether a grain of a unit is live.
+pub(crate) type IsLive<'f> = &'f dyn Fn(&RowWrite<'_>, usize, usize) -> bool;
+
 impl Parts {
-    /// Reads what the rows' parts need besides the batch, and computes their parity. The caller holds the rows.
+    /// Reads what the rows' parts need besides the batch; of those with something live all, so that parity can be compared. The caller holds the
+    /// rows, until it has written.
     ///
     /// # Errors
     /// Something that the batch does not have can be neither read nor rebuilt.
-    pub fn prepare(rows: &[RowWrite<'_>]) -> Result<Parts, VolumeError> {
+    pub fn read(rows: &[RowWrite<'_>], is_live: IsLive<'_>) -> Result<Parts, VolumeError> {
         let mut parts = Vec::new();
         for (index, row) in rows.iter().enumerate() {
-            let data = row.placed.map.data_stripes() as usize;
-            let new = |(from, to): (usize, usize)| Part { row: index, from, to, units: vec![vec![0; to - from]; data] };
-            parts.extend(row.touched().into_iter().map(new));
+            parts.extend(row.touched().into_iter().map(|run| Part::new(index, row, run, is_live)));
         }
         let read_bytes = read_rest(rows, &mut parts)?;
-        let parity = parts.iter_mut().map(|part| {
+        parts.iter_mut().for_each(Part::compare);
+        Ok(Parts { parity: Vec::new(), read_bytes, parts })
+    }
+
+    /// The parts of which parity does not fit what is live, by their numbers.
+    pub fn doubts(&self, rows: &[RowWrite<'_>]) -> Vec<(usize, Doubt)> {
+        let of = |(nth, part): (usize, &Part)| Some((nth, part.doubt(&rows[part.row])?));
+        self.parts.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Puts the batch over what was read, and computes parity. `keep` gets the number of a part and a place in the unit, and says whether parity that
+    /// did not fit is to fit as little as before in the grain there.
+    pub fn finish(&mut self, rows: &[RowWrite<'_>], keep: &dyn Fn(usize, usize) -> bool) {
+        for (nth, part) in self.parts.iter_mut().enumerate() {
             let row = &rows[part.row];
             part.overlay(&row.pieces);
             let units: Vec<&[u8]> = part.units.iter().map(Vec::as_slice).collect();
-            (part.row, ParityOf::compute(&row.placed.map, row.row * STRIPE_LEN + part.from as u64, &units))
-        });
-        let parity = parity.collect();
-        Ok(Parts { parity, read_bytes, parts })
+            let offset = row.row * STRIPE_LEN + part.from as u64;
+            let mut parity = ParityOf::compute(&row.placed.map, offset, &units);
+            for (sum, off) in parity.sums.iter_mut().zip(&part.off) {
+                for at in (0..off.len()).step_by(GRAIN).filter(|at| keep(nth, part.from + at)) {
+                    let to = (at + GRAIN).min(off.len());
+                    xor_into(&mut sum[at..to], &off[at..to]);
+                }
+            }
+            self.parity.push((part.row, parity));
+        }
     }
 
-    /// The parity of what is live besides the batch, with the row that it belongs to. `is_live` gets a unit and a grain of it.
-    pub fn live(
+    /// The parity of what is on the devices now, in the parts of some rows.
+    ///
+    /// # Errors
+    /// Something cannot be read. Nothing is rebuilt: it would be from parity that need not fit.
+    pub fn parity_of_devices(
         &self,
         rows: &[RowWrite<'_>],
-        is_live: &dyn Fn(&RowWrite<'_>, usize, usize) -> bool,
-    ) -> Vec<(usize, LiveParity)> {
+        wanted: &[usize],
+    ) -> Result<Vec<(usize, ParityOf)>, VolumeError> {
+        let one = |part: &Part| {
+            let (placed, row) = (&rows[part.row].placed, rows[part.row].row);
+            let offset = row * STRIPE_LEN + part.from as u64;
+            let mut units = vec![vec![0; part.to - part.from]; part.units.len()];
+            for (unit, buf) in units.iter_mut().enumerate() {
+                let stripe = placed.map.rotated(row, unit);
+                placed.on[stripe].read(placed.map.physical(stripe, offset), buf)?;
+            }
+            let units: Vec<&[u8]> = units.iter().map(Vec::as_slice).collect();
+            Ok((part.row, ParityOf::compute(&placed.map, offset, &units)))
+        };
+        self.parts.iter().filter(|part| wanted.contains(&part.row)).map(one).collect()
+    }
+
+    /// The parity of what is live besides the batch, with the row that it belongs to.
+    pub fn live(&self, rows: &[RowWrite<'_>]) -> Vec<(usize, LiveParity)> {
         self.parts
             .iter()
-            .flat_map(|part| part.live(&rows[part.row], is_live).map(move |live| (part.row, live)))
+            .flat_map(|part| part.live(&rows[part.row].placed.map).map(move |live| (part.row, live)))
             .collect()
     }
 }
 
 impl Part {
+    fn new(index: usize, row: &RowWrite<'_>, (from, to): (usize, usize), is_live: IsLive<'_>) -> Part {
+        let map = &row.placed.map;
+        let mut part = Part {
+            row: index,
+            from,
+            to,
+            columns: Vec::new(),
+            units: vec![vec![0; to - from]; map.data_stripes() as usize],
+            parity: Vec::new(),
+            off: Vec::new(),
+        };
+        part.columns = part.live_columns(row, is_live);
+        if !part.columns.is_empty() {
+            part.parity = vec![Some(vec![0; to - from]); usize::from(map.profile.shape().parities)];
+        }
+        part
+    }
+
     /// Whether the batch has all of a unit in this run.
     fn has(&self, pieces: &[UnitPiece<'_>], unit: usize) -> bool {
         let clipped = pieces.iter().filter(|p| p.unit == unit).map(|p| {
@@ -253,12 +320,8 @@ impl Part {
         clipped.sum::<usize>() == self.to - self.from
     }
 
-    /// The parity of live sectors, of each run of grains that has the same ones.
-    fn live(
-        &self,
-        row: &RowWrite<'_>,
-        is_live: &dyn Fn(&RowWrite<'_>, usize, usize) -> bool,
-    ) -> impl Iterator<Item = LiveParity> {
+    /// The runs of grains in which the same units are live; without those in which none is.
+    fn live_columns(&self, row: &RowWrite<'_>, is_live: IsLive<'_>) -> Vec<Columns> {
         let mut runs: Vec<Columns> = Vec::new();
         for grain in self.from / GRAIN..self.to.div_ceil(GRAIN) {
             let (from, to) = (self.from.max(grain * GRAIN), self.to.min((grain + 1) * GRAIN));
@@ -271,12 +334,55 @@ impl Part {
                 _ => runs.push(Columns { chunk: row.placed.map.start, row: row.row, from, len: to - from, live }),
             }
         }
-        let of = |columns: Columns| {
+        runs.retain(|columns| !columns.live.is_empty());
+        runs
+    }
+
+    /// The parity of live sectors, of each run of grains that has the same ones.
+    fn live<'s>(&'s self, map: &'s ChunkMap) -> impl Iterator<Item = LiveParity> + 's {
+        self.columns.iter().map(move |columns| {
             let run = columns.from - self.from..columns.from - self.from + columns.len;
             let units: Vec<&[u8]> = self.units.iter().map(|unit| &unit[run.clone()]).collect();
-            LiveParity::of(columns, &row.placed.map, &units)
+            LiveParity::of(*columns, map, &units)
+        })
+    }
+
+    /// Finds out by how much parity does not fit what was read.
+    fn compare(&mut self) {
+        if self.parity.iter().all(Option::is_none) {
+            return;
+        }
+        let units: Vec<&[u8]> = self.units.iter().map(Vec::as_slice).collect();
+        let (mut p, mut q) = (vec![0; self.to - self.from], vec![0; self.to - self.from]);
+        sums(&units, &mut p, (self.parity.len() > 1).then_some(&mut q[..]));
+        let off = [p, q].into_iter().zip(&self.parity).map(|(mut sum, parity)| {
+            match parity {
+                Some(parity) => xor_into(&mut sum, parity),
+                None => sum.fill(0),
+            }
+            sum
+        });
+        self.off = off.collect();
+        if self.off.iter().flatten().all(|&byte| byte == 0) {
+            self.off.clear();
+        }
+    }
+
+    /// What does not fit, if something in it is live.
+    fn doubt(&self, row: &RowWrite<'_>) -> Option<Doubt> {
+        let is_off = |columns: &&Columns| {
+            let run = columns.from - self.from..columns.from - self.from + columns.len;
+            self.off.iter().any(|off| off[run.clone()].iter().any(|&byte| byte != 0))
         };
-        runs.into_iter().filter(|columns| !columns.live.is_empty()).map(of).collect::<Vec<_>>().into_iter()
+        self.columns.iter().find(is_off)?;
+        Some(Doubt {
+            placed: row.placed.clone(),
+            row: row.row,
+            from: self.from,
+            columns: self.columns.clone(),
+            units: self.units.clone(),
+            parity: self.parity.clone(),
+        })
     }
 
     /// Puts the batch over what was read.
@@ -291,21 +397,27 @@ impl Part {
     }
 }
 
-/// Fills the units of parts that the batch does not have; returns how many bytes that were.
+/// Fills the units of parts that the batch does not have, and all of parts in which something is live; returns how many bytes that were.
 fn read_rest(rows: &[RowWrite<'_>], parts: &mut [Part]) -> Result<u64, VolumeError> {
     let mut batch = Batch::default();
-    let mut wanted: Vec<(usize, usize, Piece)> = Vec::new();
+    // Part, unit of the row, where it is, and whether the batch has it.
+    let mut wanted: Vec<(usize, usize, Piece, bool)> = Vec::new();
     let mut gone: Vec<usize> = Vec::new();
     let mut read_bytes = 0;
     for (index, part) in parts.iter_mut().enumerate() {
         let row = &rows[part.row];
         let (map, offset) = (&row.placed.map, row.row * STRIPE_LEN + part.from as u64);
-        let has: Vec<bool> = (0..part.units.len()).map(|unit| part.has(&row.pieces, unit)).collect();
-        for (unit, buf) in part.units.iter_mut().enumerate().filter(|(unit, _)| !has[*unit]) {
+        let data = part.units.len();
+        let has: Vec<bool> = (0..data).map(|unit| part.has(&row.pieces, unit)).collect();
+        let compared = !part.columns.is_empty();
+        let units = part.units.iter_mut().map(Some).chain(part.parity.iter_mut().map(Option::as_mut));
+        for (unit, buf) in units.enumerate() {
+            let has = has.get(unit) == Some(&true);
+            let Some(buf) = buf.filter(|_| !has || compared) else { continue };
             let stripe = map.rotated(row.row, unit);
             let tag = wanted.len();
             read_bytes += buf.len() as u64;
-            wanted.push((index, unit, Piece { at: 0, len: buf.len() as u64, stripe, copies: 1, offset }));
+            wanted.push((index, unit, Piece { at: 0, len: buf.len() as u64, stripe, copies: 1, offset }, has));
             match row.placed.on[stripe].device.is_some() {
                 true => batch.add(&row.placed.on[stripe], map.physical(stripe, offset).0, buf, tag),
                 false => gone.push(tag),
@@ -314,23 +426,30 @@ fn read_rest(rows: &[RowWrite<'_>], parts: &mut [Part]) -> Result<u64, VolumeErr
     }
     for (tag, result) in batch.run() {
         if let Err(e) = result {
-            let (index, _, piece) = wanted[tag];
+            let (index, _, piece, _) = wanted[tag];
             // Counted; what is there comes from the others.
             let _ = rows[parts[index].row].placed.on[piece.stripe].read_failed(e);
             gone.push(tag);
         }
     }
     for tag in gone {
-        let (index, unit, piece) = wanted[tag];
+        let (index, unit, piece, has) = wanted[tag];
         let part = &mut parts[index];
         let placed = &rows[part.row].placed;
+        if let Some(nth) = unit.checked_sub(part.units.len()) {
+            part.parity[nth] = None;
+            continue;
+        }
         let mut why = VolumeError::OnMissing { devid: placed.on[piece.stripe].devid };
         let rebuilt = ways(placed, &piece).into_iter().any(|lost| {
             // Whoever may write has put all parity in order when the volume was opened.
             let done = rebuild(placed, piece.offset, lost, &mut part.units[unit], |_, _, _| {});
             done.map_err(|e| why = e).is_ok()
         });
-        if !rebuilt {
+        if !rebuilt && has {
+            // What it was does not matter, but for the comparison.
+            part.parity.fill(None);
+        } else if !rebuilt {
             return Err(why);
         }
     }

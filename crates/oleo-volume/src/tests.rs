@@ -17,6 +17,7 @@ use super::*;
 
 mod crash;
 mod hostile;
+mod rot;
 
 const MIB: u64 = 1 << 20;
 const NODESIZE: u32 = 16384;

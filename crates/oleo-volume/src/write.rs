@@ -280,7 +280,7 @@ impl Volume {
 
     /// Remembers the first failure; from then on nothing is written. A write that found no space is not such a failure:
     /// the caller repeats it before it writes anything that relies on it.
-    fn stop(&self, e: DeviceError) -> VolumeError {
+    pub(crate) fn stop(&self, e: DeviceError) -> VolumeError {
         if !e.is_full() {
             let _ = self.poisoned.set(e.clone());
         }

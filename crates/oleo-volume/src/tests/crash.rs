@@ -11,16 +11,16 @@ use oleo_sim::rng::Rng;
 
 use super::*;
 
-const SECTOR: usize = 4096;
-const SECTORS: usize = NOISE_LEN / SECTOR;
+pub(super) const SECTOR: usize = 4096;
+pub(super) const SECTORS: usize = NOISE_LEN / SECTOR;
 const STEPS: usize = 14;
 
 /// Which sectors of the sample are in use.
-struct InUse {
-    start: Logical,
-    sectors: Mutex<BTreeSet<usize>>,
+pub(super) struct InUse {
+    pub start: Logical,
+    pub sectors: Mutex<BTreeSet<usize>>,
     /// Says that all is free, to see that this is noticed.
-    lies: bool,
+    pub lies: bool,
 }
 
 impl InUse {
@@ -47,11 +47,17 @@ struct Ran {
 
 /// Writes to free sectors of rows that are half in use, with flushes and commits in between.
 fn run(sample: &Sample, seed: u64, lies: bool) -> Ran {
+    run_after(sample, seed, lies, |_| {})
+}
+
+/// The same, with something done to the volume first.
+fn run_after(sample: &Sample, seed: u64, lies: bool, first: impl FnOnce(&Volume)) -> Ran {
     let mut rng = Rng::new(seed);
     let journal = Journal::new();
     let base: Vec<Contents> = sample.devices.iter().map(|d| Contents::of(&**d).expect("contents")).collect();
     let disks = base.iter().enumerate().map(|(nth, c)| Arc::new(journal.disk(nth, c.clone())) as Arc<dyn Device>);
     let volume = Volume::open(disks.collect(), &WRITE).expect("open");
+    first(&volume);
     let live: BTreeSet<usize> = (0..SECTORS).filter(|_| rng.one_in(2)).collect();
     let bytes_of = |sector: usize| sample.noise[sector * SECTOR..(sector + 1) * SECTOR].to_vec();
     let mut promised = vec![live.iter().map(|&sector| (sector, bytes_of(sector))).collect::<BTreeMap<_, _>>()];
@@ -93,13 +99,18 @@ fn run(sample: &Sample, seed: u64, lies: bool) -> Ran {
     Ran { base, events: journal.take(), promised, stats: volume.row_stats() }
 }
 
-fn devices(contents: &[Contents], without: &[usize]) -> Vec<Arc<dyn Device>> {
+pub(super) fn devices(contents: &[Contents], without: &[usize]) -> Vec<Arc<dyn Device>> {
     let some = contents.iter().enumerate().filter(|(nth, _)| !without.contains(nth));
     some.map(|(nth, c)| Arc::new(Overlay::new(&format!("disk {nth}"), c.clone())) as Arc<dyn Device>).collect()
 }
 
 /// How many promised sectors cannot be read without these devices.
-fn lost(sample: &Sample, promised: &BTreeMap<usize, Vec<u8>>, contents: &[Contents], without: &[usize]) -> usize {
+pub(super) fn lost(
+    sample: &Sample,
+    promised: &BTreeMap<usize, Vec<u8>>,
+    contents: &[Contents],
+    without: &[usize],
+) -> usize {
     let volume = Volume::open(devices(contents, without), &DEGRADED).expect("open");
     let csum = volume.rules().csum;
     let is_lost = |(sector, want): &(&usize, &Vec<u8>)| {
@@ -112,7 +123,7 @@ fn lost(sample: &Sample, promised: &BTreeMap<usize, Vec<u8>>, contents: &[Conten
 }
 
 /// The sets of devices that may be lost: not all that have the chunk tree.
-fn losses(sample: &Sample, profile: Profile, count: usize) -> Vec<Vec<usize>> {
+pub(super) fn losses(sample: &Sample, profile: Profile, count: usize) -> Vec<Vec<usize>> {
     let (volume, _) = sample.open(&[], READ).expect("open");
     let system = volume.chunk_of(sample.root.logical).expect("chunk");
     let has_tree = |nth: &usize| system.stripes.iter().any(|s| s.devid.0 as usize == nth + 1);
@@ -166,8 +177,8 @@ fn a_crash_and_lost_devices() {
     }
 }
 
-/// Goal: where somebody else has something in the place of records, it stays, and what is not recorded is counted. Method: a boot loader on one
-/// of the devices, at either end of the place.
+/// Goal: where somebody else has something in the place of records, it stays, and what is not recorded is counted; until it is said that it may go. Method: a boot loader on
+/// one of the devices, at either end of the place.
 #[test]
 fn boot_loaders_are_left_alone() {
     let mut sample = Sample::new(Profile::Raid5, 3);
@@ -178,5 +189,10 @@ fn boot_loaders_are_left_alone() {
         assert!(ran.stats.unrecorded > 0 && ran.stats.recorded > 0, "{:?}", ran.stats);
         let on_it = |event: &Event| matches!(event, Event::Write { disk: 1, offset, .. } if (512 << 10..1 << 20).contains(offset));
         assert!(!ran.events.iter().any(on_it), "written over at {place}");
+        let taken = run_after(&sample, 1, false, |volume| {
+            assert_eq!(volume.take_record_places().expect("taken"), 1);
+            assert_eq!(volume.take_record_places().expect("ours now"), 0);
+        });
+        assert!(taken.stats.unrecorded == 0 && taken.stats.recorded > 0, "{:?}", taken.stats);
     }
 }
