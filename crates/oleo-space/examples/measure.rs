@@ -50,6 +50,7 @@ fn space_of(groups: u64, full_but: Option<u64>) -> Space {
             excluded: ByteLen(0),
             free_extents: None,
             read_only: false,
+            row_len: ByteLen(0),
         };
         if full {
             idle.push(info);

@@ -33,8 +33,11 @@ use oleo_format::{BlockGroupFlags, ByteLen, Logical};
 use oleo_lock::{Mutex, rank};
 
 use crate::ranges::Ranges;
-use crate::runs::{Runs, class_of};
+use crate::runs::{Fit, Rows, Runs, Wish, class_of};
 use crate::{Kind, LoadError, Run};
+
+/// Bytes of a row in each stripe (`BTRFS_STRIPE_LEN`).
+pub(crate) const UNIT_LEN: u64 = 64 << 10;
 
 /// What is known of a block group from the outside.
 #[derive(Clone, Debug)]
@@ -53,6 +56,8 @@ pub struct GroupInfo {
     pub free_extents: Option<u32>,
     /// Nothing is allocated from it.
     pub read_only: bool,
+    /// Data bytes of a row, if it has parity; else 0. Rows are counted from its start.
+    pub row_len: ByteLen,
 }
 
 /// The classes of lengths that a group's free runs have, a bit for each. Of a group whose runs are not known: one that is hoped for.
@@ -227,6 +232,8 @@ pub(crate) struct Group {
     pub(crate) flags: BlockGroupFlags,
     /// Bytes that nobody may have.
     excluded: u32,
+    /// Data units of a row; 0 without parity.
+    row_units: u16,
     /// Nothing is allocated from it. Changed under `state`.
     pub(crate) read_only: AtomicBool,
     /// It is not in the table any more. Changed under `state`.
@@ -275,6 +282,7 @@ impl Group {
             flags: info.flags,
             // Superblock mirrors: a few of 64 KiB.
             excluded: u32::try_from(info.excluded.0).unwrap_or(u32::MAX),
+            row_units: u16::try_from(info.row_len.0 / UNIT_LEN).unwrap_or(0),
             read_only: AtomicBool::new(info.read_only),
             removed: AtomicBool::new(false),
             state: Mutex::new(state),
@@ -339,7 +347,30 @@ impl Group {
             excluded: ByteLen(self.excluded.into()),
             free_extents,
             read_only: self.read_only.load(SeqCst),
+            row_len: ByteLen(self.row_len()),
         }
+    }
+
+    /// Its rows, if it has parity.
+    pub(crate) fn rows(&self) -> Option<Rows> {
+        (self.row_units > 0).then_some(Rows { base: self.start, len: self.row_len() })
+    }
+
+    /// Data bytes of a row; 0 without parity.
+    pub(crate) fn row_len(&self) -> u64 {
+        u64::from(self.row_units) * UNIT_LEN
+    }
+
+    /// What is wanted, as it lies best here: what is at least as long as a row begins with one, if it may.
+    pub(crate) fn fit(&self, fit: &Fit) -> Fit {
+        let rows = self.rows().filter(|rows| fit.len >= rows.len);
+        Fit { rows: rows.map(|rows| (rows, Wish::May)), ..*fit }
+    }
+
+    /// What is shorter than a row, at the start of a row that is free as a whole; `None` for all else.
+    pub(crate) fn fresh_row(&self, fit: &Fit) -> Option<Fit> {
+        let rows = self.rows().filter(|rows| fit.len < rows.len)?;
+        Some(Fit { rows: Some((rows, Wish::Must)), ..*fit })
     }
 
     /// What the index should hold for this group now; `freed_len` bytes in one run have just become free.

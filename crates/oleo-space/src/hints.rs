@@ -51,6 +51,8 @@ struct StreamHint {
     id: AtomicU64,
     /// Where its last allocation ended; 0 for a slot never used.
     at: AtomicU64,
+    /// The turn of that.
+    turn: AtomicU64,
 }
 
 impl StreamHint {
@@ -67,9 +69,10 @@ impl StreamHint {
         (at != 0 && self.id.load(Relaxed) == id).then_some(at)
     }
 
-    fn note(&self, id: u64, at: u64) {
+    fn note(&self, id: u64, at: u64, turn: u64) {
         self.id.store(id, Relaxed);
         self.at.store(at, Relaxed);
+        self.turn.store(turn, Relaxed);
     }
 }
 
@@ -78,6 +81,8 @@ impl StreamHint {
 pub(crate) struct StartCursor {
     /// Where the last tree blocks ended.
     blocks: [AtomicU64; 3],
+    /// The turn of that.
+    blocks_turn: [AtomicU64; 3],
     /// The lowest place for what is new: where a search that was disturbed ended.
     pub(crate) first: [AtomicU64; 3],
 }
@@ -89,6 +94,10 @@ pub(crate) struct AllocationHints {
     cursors: Box<[CachePadded<StartCursor>]>,
     /// The start cursor of each thread, by number; 0 until it was disturbed.
     cursor_of_thread: Box<[AtomicU8]>,
+    /// Rises when what was allocated before is about to become durable: what is written into its rows from then on endangers it.
+    turn: AtomicU64,
+    /// By kind: where what was last put into a fresh row ended.
+    fresh: [StreamHint; 3],
 }
 
 /// Where one allocation begins to look.
@@ -100,6 +109,8 @@ pub(crate) struct SearchStart {
     /// Bytes that shall be free behind, if that many are left.
     pub(crate) rest_len: u64,
     pub(crate) kind_of_start: StartKind,
+    /// What is in front of the place is of an earlier turn.
+    pub(crate) is_old: bool,
 }
 
 /// What is at the place where a search begins.
@@ -125,7 +136,23 @@ impl AllocationHints {
             directories: StreamHint::of(DIRECTORY_SLOTS),
             cursors: (0..threads::spread() * CURSORS_PER_PROCESSOR).map(|_| CachePadded::default()).collect(),
             cursor_of_thread: (0..THREADS_WITH_CURSOR_MAX).map(|_| AtomicU8::new(0)).collect(),
+            turn: AtomicU64::new(0),
+            fresh: Default::default(),
         }
+    }
+
+    /// What was allocated so far is about to become durable.
+    pub(crate) fn next_turn(&self) {
+        self.turn.fetch_add(1, Relaxed);
+    }
+
+    fn turn(&self) -> u64 {
+        self.turn.load(Relaxed)
+    }
+
+    /// Something was put into a fresh row.
+    pub(crate) fn began_row(&self, kind: Kind, at: u64) {
+        self.fresh[kind as usize].note(0, at, self.turn());
     }
 
     pub(crate) fn cursor_number(&self) -> usize {
@@ -147,38 +174,55 @@ impl AllocationHints {
 
     /// Where tree blocks begin.
     pub(crate) fn blocks(&self, kind: Kind) -> SearchStart {
-        let of = |cursor: &StartCursor| Some(cursor.blocks[kind as usize].load(Relaxed)).filter(|&at| at != 0);
-        let at = of(self.cursor()).or_else(|| of(&self.cursors[0].0)).unwrap_or(0);
-        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::Address }
+        let of = |cursor: &StartCursor| {
+            let [at, turn] = [&cursor.blocks, &cursor.blocks_turn].map(|of| of[kind as usize].load(Relaxed));
+            (at != 0).then_some((at, turn))
+        };
+        let (at, turn) = of(self.cursor()).or_else(|| of(&self.cursors[0].0)).unwrap_or_default();
+        let is_old = turn != self.turn();
+        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::Address, is_old }
     }
 
     pub(crate) fn blocks_ended(&self, kind: Kind, at: u64) {
         self.cursor().blocks[kind as usize].store(at, Relaxed);
+        self.cursor().blocks_turn[kind as usize].store(self.turn(), Relaxed);
     }
 
     pub(crate) fn search_start(&self, kind: Kind, goal: Goal) -> SearchStart {
         let (stream, directory) = match goal {
-            Goal::Near(at) => return SearchStart { at: at.0, skip: 0, rest_len: 0, kind_of_start: StartKind::Address },
+            Goal::Near(at) => {
+                return SearchStart { at: at.0, skip: 0, rest_len: 0, kind_of_start: StartKind::Address, is_old: true };
+            }
             Goal::Stream(stream) => (stream, None),
             Goal::File { stream, directory } => (stream, Some(directory)),
         };
         // Not the same for all, or streams that collided once would collide again.
-        let continuation = |at, id, stretch_len| SearchStart {
-            at,
-            skip: stretch_len * (1 + (mix(id) >> 62)),
-            rest_len: stretch_len,
-            kind_of_start: StartKind::Continuation,
+        let now = self.turn();
+        let continuation = |hint: &StreamHint, id, stretch_len| {
+            Some(SearchStart {
+                at: hint.next_address(id)?,
+                skip: stretch_len * (1 + (mix(id) >> 62)),
+                rest_len: stretch_len,
+                kind_of_start: StartKind::Continuation,
+                is_old: hint.turn.load(Relaxed) != now,
+            })
         };
-        if let Some(at) = StreamHint::find(&self.streams, kind, stream).next_address(stream) {
-            return continuation(at, stream, STRETCH_LEN);
-        }
-        if let Some(directory) = directory
-            && let Some(at) = StreamHint::find(&self.directories, kind, directory).next_address(directory)
-        {
-            return continuation(at, directory, DIRECTORY_STRETCH_LEN);
+        let of_stream = continuation(StreamHint::find(&self.streams, kind, stream), stream, STRETCH_LEN);
+        let of_directory = || {
+            let directory = directory?;
+            continuation(StreamHint::find(&self.directories, kind, directory), directory, DIRECTORY_STRETCH_LEN)
+        };
+        if let Some(found) = of_stream.or_else(of_directory) {
+            return found;
         }
         let at = self.cursor().first[kind as usize].load(Relaxed);
-        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::New }
+        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::New, is_old: false }
+    }
+
+    /// Where what was last put into a fresh row ended, if that was in this turn.
+    pub(crate) fn in_fresh_row(&self, kind: Kind) -> Option<u64> {
+        let hint = &self.fresh[kind as usize];
+        hint.next_address(0).filter(|_| hint.turn.load(Relaxed) == self.turn())
     }
 
     pub(crate) fn ended(&self, kind: Kind, goal: Goal, at: u64) {
@@ -191,8 +235,8 @@ impl AllocationHints {
         if let Some(directory) = directory
             && hint.next_address(stream).is_none()
         {
-            StreamHint::find(&self.directories, kind, directory).note(directory, at);
+            StreamHint::find(&self.directories, kind, directory).note(directory, at, self.turn());
         }
-        hint.note(stream, at);
+        hint.note(stream, at, self.turn());
     }
 }

@@ -3,7 +3,7 @@
 //! `space` has the calls, `pick` chooses addresses, `load` reads groups, `hold` sets runs aside, `guard` gives back what is dropped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use oleo_lock::{Mutex, RwLock, rank};
 
@@ -34,6 +34,8 @@ pub(crate) struct Inner {
     /// Groups whose used bytes changed since the last drain.
     pub(crate) used_dirty: Mutex<rank::UsedDirty, Vec<GroupRef>>,
     pub(crate) faults: FaultInjector,
+    /// By kind: data bytes of the longest rows with parity; 0 if no group has any.
+    pub(crate) row_len: [AtomicU64; 3],
 }
 
 impl Inner {
@@ -52,6 +54,7 @@ impl Inner {
             pins: Mutex::default(),
             used_dirty: Mutex::default(),
             faults: FaultInjector::default(),
+            row_len: Default::default(),
         }
     }
 

@@ -10,7 +10,13 @@
 //!    shorter runs, class by class downwards; any. Each pass visits the groups from the goal's (without a goal: from the
 //!    start cursor's) upwards and around. Where runs are about as long as what is wanted, several groups are compared and the shortest run is
 //!    taken; of equals the first. So new data fills the lowest groups and the shortest runs, and long runs stay whole.
+//!    In groups with parity, what is shorter than a row first looks for a row that is free as a whole: beside what is live parity is at stake, and writing costs
+//!    a record and a flush (decision 0032).
 //! 4. A group that another thread has locked or is loading is stepped over, except in the last pass, which waits.
+//!
+//! Rows: what is at least as long as a row of a group with parity begins where a row does. What follows its goal goes on in the row as long as nothing of it
+//! has become durable ([`Space::turn`]); afterwards it goes to the next row, unless it is in the first unit of its own: the columns further on
+//! there are whole. Nothing is refused for the sake of rows.
 //!
 //! Start cursors: requests without a goal begin at one of several cursors, whose number follows from the number of processors.
 //! All threads begin with the first cursor, at the lowest group; a thread that finds a group busy gets a cursor of its own,
@@ -30,13 +36,13 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use oleo_format::{ByteLen, Logical};
 
 use crate::faults::RequestKind;
-use crate::group::{COUNT_UNKNOWN, Content, Group, GroupHere};
+use crate::group::{COUNT_UNKNOWN, Content, Group, GroupHere, UNIT_LEN};
 use crate::hints::{Goal, SearchStart, StartKind};
 use crate::index::By;
 use crate::inner::Inner;
 use crate::load::AHEAD_GROUPS;
 use crate::runs::find::{NEAR_CLASSES, bits, bits_down};
-use crate::runs::{Fit, Found, Runs, class_of, class_sure};
+use crate::runs::{Fit, Found, Rows, Runs, class_of, class_sure};
 use crate::space::Space;
 use crate::table::Table;
 use crate::{Grant, Kind, LoadError, Refusal, Reservation, Run};
@@ -68,6 +74,8 @@ pub struct Want {
 /// How much is expected of a group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Pass {
+    /// It holds a row with parity that is free as a whole.
+    FreshRow,
     /// It holds the whole length, or may.
     Whole,
     /// It holds less than the whole length, but the most there is.
@@ -102,9 +110,21 @@ impl Inner {
     /// Takes a run that fits from the groups there are.
     fn take(&self, kind: Kind, fit: &Fit, search_start: SearchStart) -> Result<Option<Run>, LoadError> {
         let mut walk = Walk { kind, from: search_start.at, fit, disturbed: Cell::new(false) };
+        let row_len = self.row_len[kind as usize].load(Relaxed);
+        if search_start.kind_of_start == StartKind::New
+            && fit.len < row_len
+            && let Some(run) = self.take_behind_others(kind, fit)
+        {
+            return Ok(Some(run));
+        }
         if search_start.kind_of_start != StartKind::New {
-            match self.take_in_goal_group(kind, fit, search_start)? {
-                (Visit::Taken(run), _) => return Ok(Some(run)),
+            match self.take_in_goal_group(kind, fit, search_start, true)? {
+                (Visit::Taken(run), _) => {
+                    if self.hints.in_fresh_row(kind) == Some(run.start.0) {
+                        self.hints.began_row(kind, run.end().0);
+                    }
+                    return Ok(Some(run));
+                }
                 (Visit::Busy, end) => {
                     walk.disturbed.set(true);
                     walk.from = end;
@@ -112,7 +132,20 @@ impl Inner {
                 _ => {}
             }
         }
-        let taken = self.take_in_groups(&walk)?;
+        let mut taken = None;
+        if fit.len < row_len {
+            taken = self.take_fresh_row(&walk, row_len)?;
+            taken.inspect(|run| self.hints.began_row(kind, run.end().0));
+            if taken.is_none()
+                && search_start.kind_of_start != StartKind::New
+                && let (Visit::Taken(run), _) = self.take_in_goal_group(kind, fit, search_start, false)?
+            {
+                taken = Some(run);
+            }
+        }
+        if taken.is_none() {
+            taken = self.take_in_groups(&walk)?;
+        }
         if walk.disturbed.get() {
             self.hints.move_to_own_cursor();
             if let Some(run) = taken
@@ -122,6 +155,40 @@ impl Inner {
             }
         }
         Ok(taken)
+    }
+
+    /// Behind what was last put into a fresh row in this turn, if that is free.
+    fn take_behind_others(&self, kind: Kind, fit: &Fit) -> Option<Run> {
+        let at = self.hints.in_fresh_row(kind)?;
+        let table = self.tables.read();
+        let group = table.group_of(at).filter(|group| group.serves(kind))?;
+        let whole = Fit { min_len: fit.len, ..*fit };
+        let find = |group: &Group, runs: &Runs| {
+            // At its end the next one has to be free as a whole.
+            let is_border = group.rows().is_some_and(|rows| rows.border(at) == Some(at));
+            let whole = if is_border { group.fresh_row(&whole)? } else { whole };
+            runs.find_at(at, &whole)
+        };
+        match self.visit(&table, &group, false, &find) {
+            Visit::Taken(run) => {
+                self.hints.began_row(kind, run.end().0);
+                Some(run)
+            }
+            _ => None,
+        }
+    }
+
+    /// The start of a row that is free as a whole, for something shorter.
+    fn take_fresh_row(&self, walk: &Walk<'_>, row_len: u64) -> Result<Option<Run>, LoadError> {
+        // A run of two rows' length has one, wherever it begins.
+        let sure = class_sure(2 * row_len, self.sector_shift);
+        let classes = self.tables.read().classes(walk.kind);
+        for class in bits(classes >> sure << sure) {
+            if let Some(run) = self.walk(walk, Pass::FreshRow, By::Class(class), CHANCES_MAX)? {
+                return Ok(Some(run));
+            }
+        }
+        Ok(None)
     }
 
     fn take_in_groups(&self, walk: &Walk<'_>) -> Result<Option<Run>, LoadError> {
@@ -180,8 +247,8 @@ impl Inner {
         let [first, second] = [groups.next()?, groups.next()?];
         for (_, group) in [first, second].into_iter().chain(groups) {
             let run_len = Cell::new(u64::MAX);
-            let exact = |_: &Group, runs: &Runs| {
-                let found = runs.find_tight(walk.fit)?;
+            let exact = |group: &Group, runs: &Runs| {
+                let found = runs.find_tight(&group.fit(walk.fit))?;
                 if class_of(found.run_len, self.sector_shift) == class {
                     run_len.set(found.run_len);
                 }
@@ -194,24 +261,39 @@ impl Inner {
                 best = Some((run_len.get(), group));
             }
         }
-        match self.visit(&table, &best?.1, false, &|_: &Group, runs: &Runs| runs.find_tight(walk.fit)) {
+        let tight = |group: &Group, runs: &Runs| runs.find_tight(&group.fit(walk.fit));
+        match self.visit(&table, &best?.1, false, &tight) {
             Visit::Taken(run) => Some(run),
             _ => None,
         }
     }
 
-    /// The goal's group, and where it ends.
-    fn take_in_goal_group(&self, kind: Kind, fit: &Fit, search_start: SearchStart) -> Result<(Visit, u64), LoadError> {
-        let whole = Fit { min_len: fit.len, ..*fit };
-        let find = |_: &Group, runs: &Runs| {
-            runs.find_at(search_start.at, &whole).or_else(|| {
-                if search_start.kind_of_start == StartKind::Address {
-                    return runs.find_whole(search_start.at, fit, false);
-                }
-                let apart =
-                    runs.find_apart(search_start.at.saturating_add(search_start.skip), search_start.rest_len, fit);
-                apart.or_else(|| runs.find_tight(fit))
-            })
+    /// The goal's group, and where it ends. Without `by_rows`, whatever parity that costs.
+    fn take_in_goal_group(
+        &self,
+        kind: Kind,
+        fit: &Fit,
+        search_start: SearchStart,
+        by_rows: bool,
+    ) -> Result<(Visit, u64), LoadError> {
+        let elsewhere = |runs: &Runs, at: u64, fit: &Fit| {
+            if search_start.kind_of_start == StartKind::Address {
+                return runs.find_whole(at, fit, false);
+            }
+            let apart = runs.find_apart(at.saturating_add(search_start.skip), search_start.rest_len, fit);
+            apart.or_else(|| runs.find_tight(fit))
+        };
+        let find = |group: &Group, runs: &Runs| {
+            let whole = Fit { min_len: fit.len, ..*fit };
+            let at = search_start.at;
+            let rows = group.rows().filter(|_| by_rows);
+            let found = match rows.filter(|rows| search_start.is_old && !continues(*rows, runs, at, fit.len)) {
+                None => runs.find_at(at, &whole),
+                Some(rows) => runs.find_at(rows.border(at)?, &group.fresh_row(&whole).unwrap_or(whole)),
+            };
+            // With no fresh row here, those of other groups come first.
+            let by_rows = || rows.map_or(*fit, |_| group.fresh_row(fit).unwrap_or_else(|| group.fit(fit)));
+            found.or_else(|| elsewhere(runs, at, &by_rows()))
         };
         for _ in 0..2 {
             let table = self.tables.read();
@@ -234,7 +316,8 @@ impl Inner {
         let (wait, fit, kind) = (pass == Pass::Any, walk.fit, walk.kind);
         let least = class_of(fit.min_len, self.sector_shift);
         let find = |group: &Group, runs: &Runs| match pass {
-            Pass::Whole => runs.find_tight(fit).filter(|found| by.takes(found.run_len, self.sector_shift)),
+            Pass::FreshRow => runs.find_tight(&group.fresh_row(fit)?),
+            Pass::Whole => runs.find_tight(&group.fit(fit)).filter(|found| by.takes(found.run_len, self.sector_shift)),
             Pass::Best => runs.find_best(fit, false),
             Pass::Any => runs.find_whole(group.start, fit, true).or_else(|| runs.find_best(fit, true)),
         };
@@ -290,7 +373,9 @@ impl Inner {
             table = self.tables.read();
             first = table.slot_from(walk.from);
             // What was just read is looked into under whatever order it is now: it may well do.
-            let find_any = |group: &Group, runs: &Runs| find(group, runs).or_else(|| runs.find_tight(fit));
+            let find_any = |group: &Group, runs: &Runs| {
+                find(group, runs).or_else(|| runs.find_tight(fit).filter(|_| pass != Pass::FreshRow))
+            };
             if loaded && let Visit::Taken(run) = self.visit(&table, &group, wait, &find_any) {
                 return Ok(Some(run));
             }
@@ -343,7 +428,20 @@ impl Inner {
     }
 }
 
+/// Whether something of a length at an address of a row that others have begun shares no column with them: it is in the first unit, whose length is that of all,
+/// and the rest of the row is free.
+fn continues(rows: Rows, runs: &Runs, at: u64, len: u64) -> bool {
+    let in_row = at.saturating_sub(rows.base) % rows.len;
+    let is_free = |end: u64| runs.at_or_after(at).is_some_and(|(start, run_end)| start <= at && end <= run_end);
+    in_row + len <= UNIT_LEN && is_free(at - in_row + rows.len)
+}
+
 impl Space {
+    /// What was allocated so far is about to become durable: what is put beside it in rows with parity from then on endangers it.
+    pub fn turn(&self) {
+        self.inner.hints.next_turn();
+    }
+
     /// Takes a run of between `min_len` and `len` bytes, from space that is not promised to anybody.
     pub fn alloc(&self, want: &Want) -> Result<Grant, Refusal> {
         self.alloc_with(None, want)
@@ -371,7 +469,7 @@ impl Space {
         };
         let taken = match more {
             Some(more) => {
-                let fit = Fit { len: (claimed + more) & !(align - 1), min_len, align };
+                let fit = Fit { len: (claimed + more) & !(align - 1), min_len, align, rows: None };
                 inner.take_committed(want, &fit)
             }
             None => Err(Refusal::NeedChunk(want.kind)),
@@ -433,7 +531,7 @@ impl Space {
         let before = out.len();
         let mut left = count as u64;
         while left > 0 {
-            let fit = Fit { len: left * node, min_len: node, align: node };
+            let fit = Fit { len: left * node, min_len: node, align: node, rows: None };
             let search_start = inner.hints.blocks(kind);
             let refusal = match inner.take(kind, &fit, search_start) {
                 Ok(Some(run)) => {
@@ -474,5 +572,7 @@ impl Space {
     }
 }
 
+#[cfg(test)]
+mod row_tests;
 #[cfg(test)]
 mod tests;

@@ -70,11 +70,57 @@ pub(crate) struct Fit {
     pub(crate) min_len: u64,
     /// The start is a multiple of this power of two, and so is the length.
     pub(crate) align: u64,
+    /// It begins where a row does that is free as a whole.
+    pub(crate) rows: Option<(Rows, Wish)>,
+}
+
+/// The rows of a group with parity.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    /// Where the first begins.
+    pub(crate) base: u64,
+    /// Bytes of each.
+    pub(crate) len: u64,
+}
+
+impl Rows {
+    /// Where the next row begins, at or behind an address of the group; `None` if there is none.
+    pub(crate) fn border(self, at: u64) -> Option<u64> {
+        self.base.checked_add(at.saturating_sub(self.base).checked_next_multiple_of(self.len)?)
+    }
+}
+
+/// How much something is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wish {
+    /// If it can be had.
+    May,
+    /// Nothing else will do.
+    Must,
 }
 
 impl Fit {
-    /// The part of `start..end` that the allocation would get, from its front.
+    /// The least that a run must have, bytes.
+    fn least(&self) -> u64 {
+        match self.rows {
+            Some((rows, Wish::Must)) => rows.len,
+            _ => self.len,
+        }
+    }
+
+    /// The part of `start..end` that the allocation would get.
     fn within(&self, start: u64, end: u64, min_len: u64) -> Option<(u64, u64)> {
+        let Some((rows, wish)) = self.rows else { return self.front(start, end, min_len) };
+        let border = rows.border(start).filter(|border| border.checked_add(rows.len).is_some_and(|next| next <= end));
+        let fresh = border.and_then(|border| self.front(border, end, min_len));
+        match wish {
+            Wish::Must => fresh,
+            Wish::May => fresh.or_else(|| self.front(start, end, min_len)),
+        }
+    }
+
+    /// From the front.
+    fn front(&self, start: u64, end: u64, min_len: u64) -> Option<(u64, u64)> {
         let from = start.checked_add(self.align - 1)? & !(self.align - 1);
         let len = end.checked_sub(from)?.min(self.len) & !(self.align - 1);
         (len >= min_len && len > 0).then_some((from, from + len))

@@ -144,6 +144,9 @@ impl Space {
                 if group.flags.contains(both) && !inner.mixed.swap(true, SeqCst) {
                     inner.pools[0].absorb(&inner.pools[1]);
                 }
+                for kind in Kind::ALL.into_iter().filter(|&kind| group.serves(kind)) {
+                    inner.row_len[kind as usize].fetch_max(group.row_len(), SeqCst);
+                }
                 let pool = inner.pool_of(group);
                 pool.total.fetch_add(group.len(), SeqCst);
                 pool.used.fetch_add(group.used.load(SeqCst), SeqCst);

@@ -63,6 +63,7 @@ pub(crate) fn info(start: u64, len: u64, flags: BlockGroupFlags) -> GroupInfo {
         excluded: ByteLen(0),
         free_extents: None,
         read_only: false,
+        row_len: ByteLen(0),
     }
 }
 

@@ -37,6 +37,7 @@ fn an_idle_group_takes_tens_of_bytes() {
         excluded: ByteLen(0),
         free_extents: None,
         read_only: false,
+        row_len: ByteLen(0),
     };
     let before = resident();
     for from in (0..GROUPS).step_by(1000) {

@@ -327,6 +327,7 @@ impl Inner {
         } else {
             self.volume.write(&parts)?;
         }
+        self.space.turn();
         Ok(self.volume.write_supers(&unwritten.sb)?)
     }
 

@@ -142,6 +142,7 @@ impl Inner {
             excluded: sum_of(&withheld),
             free_extents: Some(free.len() as u32),
             read_only: false,
+            row_len: plan.map.row_len(),
         };
         let put = |(key, data): (Key, Vec<u8>)| Change::put(key, data);
         let mut chunk_tree: Vec<Change> = plan.dev_items.into_iter().chain([plan.chunk_item]).map(put).collect();

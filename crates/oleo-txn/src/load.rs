@@ -196,6 +196,7 @@ fn add_groups<'a>(
             excluded: sum_of(&inner.volume.withheld_ranges_in(chunk)),
             free_extents: None,
             read_only: inner.rules.read_only || inner.volume.is_on_seed(chunk),
+            row_len: chunk.row_len(),
         }
     };
     let infos: Vec<GroupInfo> = groups.map(info).collect();

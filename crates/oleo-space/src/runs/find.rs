@@ -95,7 +95,7 @@ impl<S: Sector> RunsIn<S> {
 
     /// The full length, from the shortest run that holds it; of equals the lowest.
     pub(crate) fn find_tight(&self, fit: &Fit) -> Option<Found> {
-        let own = class_of(fit.len.max(1 << self.sector_shift), self.sector_shift);
+        let own = class_of(fit.least().max(1 << self.sector_shift), self.sector_shift);
         for class in bits(self.filled >> own << own) {
             // Where runs are far longer it does not matter which of them is cut.
             let steps = if class < own + NEAR_CLASSES { CLASS_STEPS_MAX } else { 1 };

@@ -43,7 +43,7 @@ fn runs_are_a_set_of_sectors_in<S: Sector>() {
         for step in 0..1500 {
             let align = SECTOR << rng.below(3);
             let len = (1 + rng.below(24)) * SECTOR / align * align;
-            let fit = Fit { len: len.max(align), min_len: align, align };
+            let fit = Fit { len: len.max(align), min_len: align, align, rows: None };
             let from = base + rng.below(600) * SECTOR;
             let at = format!("seed {seed} step {step} {fit:?} from {from}");
             let (found, least) = match rng.below(6) {
@@ -97,7 +97,7 @@ fn a_thorough_search_finds_what_there_is_in<S: Sector>() {
         }
         for align in [SECTOR, 4 * SECTOR] {
             for len in (1..20).map(|n| n * align) {
-                let fit = Fit { len, min_len: align, align };
+                let fit = Fit { len, min_len: align, align, rows: None };
                 let longest = longest(&model, align);
                 let from = rng.below(200) * SECTOR;
                 assert_eq!(runs.find_whole(from, &fit, true).is_some(), longest >= len, "seed {seed} {fit:?}");
@@ -170,7 +170,7 @@ fn runs_beyond_two_to_the_32nd_sector() {
     assert!(runs.take(edge - SECTOR, edge + SECTOR) && !runs.take(edge, edge + SECTOR));
     assert!(!runs.take(BASE, BASE + SECTOR), "sector 0 is not sector 2³²");
     assert!(runs.insert(edge, edge + SECTOR) && !runs.insert(edge, edge + SECTOR));
-    let fit = Fit { len: SECTOR, min_len: SECTOR, align: SECTOR };
+    let fit = Fit { len: SECTOR, min_len: SECTOR, align: SECTOR, rows: None };
     assert_eq!(runs.find_at(edge, &fit).map(|found| (found.start, found.end)), Some((edge, edge + SECTOR)));
     assert!(runs.insert(edge - SECTOR, edge));
     assert_eq!(runs.iter().collect::<Vec<_>>(), [(edge - 4 * SECTOR, edge + 4 * SECTOR)]);

@@ -109,6 +109,7 @@ impl LogCommit<'_> {
         sb.log_root_level = sealed.root.level;
         let incompat = Incompat::from_bits_retain(inner.wanted_incompat.load(Ordering::Relaxed));
         sb.incompat_flags.set((sb.features().incompat | incompat).bits());
+        inner.space.turn();
         inner.volume.write_log_super(&sb).map_err(|e| inner.poison_unless_full(e.into()))?;
         disk.logged = Some(sb);
         drop(disk);

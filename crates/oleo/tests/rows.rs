@@ -1,0 +1,192 @@
+//! What writing costs on RAID5: rows that are written whole, parts that share columns with what must not be lost, records, flushes.
+//!
+//! `cargo test --release -p oleo --test rows -- --ignored --nocapture` prints the table of decision 0032.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use oleo::control::RowCounts;
+use oleo::mkfs::{MkfsOptions, Profile};
+use oleo::{Device, Image, OpenOptions};
+use oleo_device::{DeviceError, MemDevice};
+use oleo_sim::rng::Rng;
+
+const MIB: u64 = 1 << 20;
+/// Data bytes of a row on four devices.
+const ROW_LEN: u64 = 3 * (64 << 10);
+
+/// A device that counts flushes.
+struct Counted {
+    inner: MemDevice,
+    flushes: Arc<AtomicU64>,
+}
+
+impl Device for Counted {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(offset, buf)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.flushes.fetch_add(1, Relaxed);
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, len)
+    }
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        self.inner.set_len(len)
+    }
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// A volume on four devices in memory.
+struct Volume {
+    image: Image,
+    flushes: Arc<AtomicU64>,
+}
+
+impl Volume {
+    fn new(mib_each: u64) -> Volume {
+        let flushes = Arc::new(AtomicU64::new(0));
+        let device = |_| {
+            let inner = MemDevice::new(mib_each * MIB);
+            Arc::new(Counted { inner, flushes: flushes.clone() }) as Arc<dyn Device>
+        };
+        let devices: Vec<Arc<dyn Device>> = (0..4).map(device).collect();
+        let mkfs = MkfsOptions::default().data(Some(Profile::Raid5)).metadata(Some(Profile::Raid5)).seed([1; 32]);
+        oleo::mkfs::make(&devices, &mkfs).unwrap();
+        let image = Image::from_devices(devices, &OpenOptions::writing()).unwrap();
+        Volume { image, flushes }
+    }
+
+    fn counts(&self) -> RowCounts {
+        self.image.volume().row_stats().into()
+    }
+
+    fn fsync(&self, path: &str) {
+        self.image.fs().fsync(&self.image.find(path).unwrap()).unwrap();
+    }
+}
+
+/// Goal: a large file is written in whole rows, nothing is recorded, and next to nothing is read. Method: one file in pieces of a megabyte, with commits in between.
+#[test]
+fn sequential_writing_records_nothing() {
+    const LEN: u64 = 192 * MIB;
+    let volume = Volume::new(256);
+    let file = volume.image.create_file("large").unwrap();
+    drop(file);
+    let file = volume.image.find("large").unwrap();
+    let piece = Rng::new(1).bytes(MIB as usize);
+    for at in (0..LEN).step_by(MIB as usize) {
+        volume.image.fs().write(&file, at, &piece).unwrap();
+        if at % (64 * MIB) == 0 {
+            volume.image.sync().unwrap();
+        }
+    }
+    volume.image.sync().unwrap();
+    let counts = volume.counts();
+    assert_eq!((counts.recorded, counts.unrecorded, counts.records), (0, 0, 0), "{counts:?}");
+    assert!(counts.whole * ROW_LEN > LEN * 95 / 100, "{counts:?}");
+    assert!(counts.read_bytes < LEN / 20, "{counts:?}");
+}
+
+/// Goal: an fsync of a small file costs no more flushes than without parity, as long as there are rows that are free: two turns of four devices. Method: new files, one after the other.
+#[test]
+fn fsync_of_small_files_seldom_records() {
+    let volume = Volume::new(256);
+    let counts = fsyncs(&volume, 300);
+    let flushes = volume.flushes.load(Relaxed);
+    println!("{counts:?}, {flushes} flushes");
+    assert!(counts.records <= 30, "{counts:?}");
+    assert!(flushes <= (2 * 300 + 30) * 4 + 100, "{flushes}: {counts:?}");
+}
+
+fn fsyncs(volume: &Volume, count: u64) -> RowCounts {
+    let bytes = Rng::new(2).bytes(4096);
+    for n in 0..count {
+        volume.image.write(format!("f{n}"), &bytes).unwrap();
+        volume.fsync(&format!("f{n}"));
+    }
+    volume.counts()
+}
+
+fn say(what: &str, counts: &RowCounts, more: &str) {
+    let parts = counts.parts.max(1);
+    println!(
+        "{what}: whole rows {}, parts {}, recorded {} ({:.1} %), records {}, read {:.1} MiB, parity {:.1} MiB{more}",
+        counts.whole,
+        counts.parts,
+        counts.recorded,
+        100.0 * counts.recorded as f64 / parts as f64,
+        counts.records,
+        counts.read_bytes as f64 / MIB as f64,
+        counts.parity_bytes as f64 / MIB as f64,
+    );
+}
+
+/// The loads of decision 0032, section 2.
+#[test]
+#[ignore = "measures"]
+fn table() {
+    // As an archive of sources is unpacked: a commit for each 32 MiB.
+    let volume = Volume::new(512);
+    let mut rng = Rng::new(3);
+    let mut since = 0;
+    for dir in 0..120 {
+        volume.image.create_dir(format!("d{dir}")).unwrap();
+        for n in 0..60 {
+            let len = 200 << rng.below(10);
+            volume.image.write(format!("d{dir}/f{n}"), &rng.bytes(len)).unwrap();
+            since += len as u64;
+            if since > 32 * MIB {
+                volume.image.sync().unwrap();
+                since = 0;
+            }
+        }
+    }
+    volume.image.sync().unwrap();
+    say("untar", &volume.counts(), "");
+
+    let volume = Volume::new(512);
+    let counts = fsyncs(&volume, 3000);
+    let flushes = volume.flushes.load(Relaxed) as f64 / 4.0 / 3000.0;
+    say("fsync of 3000 files of 4 KiB", &counts, &format!(", {flushes:.2} flushes of each device per fsync"));
+
+    let volume = Volume::new(256);
+    let mut rng = Rng::new(4);
+    const FILES: u64 = 290;
+    for n in 0..FILES {
+        volume.image.write(format!("f{n}"), &rng.bytes(2 << 20)).unwrap();
+    }
+    volume.image.sync().unwrap();
+    let before = volume.counts();
+    for n in 0..6000 {
+        let file = volume.image.find(format!("f{}", rng.below(FILES))).unwrap();
+        let at = rng.below(500) * 4096;
+        volume.image.fs().write(&file, at, &rng.bytes(4096 << rng.below(4))).unwrap();
+        if n % 100 == 99 {
+            volume.image.sync().unwrap();
+        }
+    }
+    let after = volume.counts();
+    let counts = RowCounts {
+        whole: after.whole - before.whole,
+        parts: after.parts - before.parts,
+        recorded: after.recorded - before.recorded,
+        records: after.records - before.records,
+        read_bytes: after.read_bytes - before.read_bytes,
+        parity_bytes: after.parity_bytes - before.parity_bytes,
+        ..after
+    };
+    say("6000 writes of 4 to 32 KiB, a commit for each 100, on a volume 80 % full", &counts, "");
+}
