@@ -149,6 +149,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         .use_backup_root(rescue.use_backup_root)
         .ignore_bad_trees(rescue.ignore_bad_roots)
         .no_log_replay(rescue.no_log_replay)
+        .wipe_stripe_records(options.wipe_stripe_records)
         .cache_bytes(usize::try_from(options.cache_bytes.unwrap_or_else(memory::cache_bytes)).unwrap_or(usize::MAX))
         .places(options.places.clone())
         .fs(fs))

@@ -117,6 +117,8 @@ pub struct Rescue {
 /// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
+    /// Overwrite what is in the place of records of stripes on devices of volumes with parity.
+    pub wipe_stripe_records: bool,
     /// Nothing can be changed.
     pub read_only: bool,
     /// The subvolume to show as root, by path.
@@ -178,6 +180,7 @@ pub struct MountOptions {
 impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {
+            wipe_stripe_records: false,
             read_only: false,
             subvol: None,
             subvolid: None,
@@ -303,6 +306,8 @@ impl MountOptions {
             "subtype" => self.subtype = Some(value.to_owned()),
             "device" => self.devices.push(value.to_owned()),
             "space_cache" if value == "v2" => {}
+            "stripe_record" if value == "wipe" => self.wipe_stripe_records = true,
+            "stripe_record" => return Err(wrong(name, value, "wipe")),
             "io_uring" => {
                 self.uring = match value {
                     "auto" => Uring::Auto,
@@ -444,6 +449,7 @@ mod tests {
         assert_eq!((o.cache_bytes, o.nodes_max), (Some(2 << 30), Some(100_000)));
         assert_eq!(parsed("cache=1,nodes=0").unwrap().cache_bytes, Some(CACHE_BYTES_MIN));
         assert!(parsed("skip_balance").unwrap().skip_balance);
+        assert!(parsed("stripe_record=wipe").unwrap().wipe_stripe_records);
         assert!(parsed("compress=no").unwrap().compress.is_none());
         assert!(parsed("compress-force=zstd:5").unwrap().compress.is_some_and(|c| c.force));
     }
@@ -462,6 +468,7 @@ mod tests {
             "halt_poll=perhaps",
             "cache=1X",
             "nodes=-1",
+            "stripe_record=keep",
         ] {
             assert!(matches!(parsed(list), Err(OptionError::Value { .. })), "{list}");
         }

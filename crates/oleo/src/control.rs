@@ -41,7 +41,8 @@ pub use oleo_jobs::{
 };
 pub use reply::{
     DeviceCounts, DeviceErrors, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown,
-    QgroupStats, QuotaShown, Received, ReceivedSubvol, Reply, SentShown, SizeLine, Stats, Subvol, SubvolShown, Usage,
+    QgroupStats, QuotaShown, Received, ReceivedSubvol, Reply, RowCounts, SentShown, SizeLine, Stats, Subvol,
+    SubvolShown, Usage,
 };
 pub use request::{
     BalanceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, SendHow, WhichGroup,

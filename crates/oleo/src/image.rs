@@ -90,6 +90,9 @@ impl Image {
             drop(volume);
             volume = Arc::new(Volume::open(log::applied(&devices, options)?, &volume_options)?);
         }
+        if options.writes() && options.wipe_stripe_records && volume.has_parity() {
+            volume.take_record_places()?;
+        }
         // Where space costs money, nobody should have to ask for it to be given back.
         let wants_discard = devices.iter().any(|device| device.limits().wants_discard);
         let engine_options = EngineOptions {

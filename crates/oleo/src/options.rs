@@ -49,6 +49,9 @@ pub struct OpenOptions {
     pub ignore_bad_trees: bool,
     /// Do not apply the log that a crash left: what was synced after the last commit is not seen (reading only).
     pub no_log_replay: bool,
+    /// On devices of volumes with parity: overwrite what somebody else has where records of stripes are kept (bytes 512 KiB to 1 MiB), such as a boot
+    /// loader. Without them a crash and the loss of a device together may lose data (for changes only).
+    pub wipe_stripe_records: bool,
     /// Bytes of tree blocks to keep in memory.
     pub cache_bytes: usize,
     /// How devices are reached that are no files of this machine.
@@ -70,6 +73,7 @@ impl Default for OpenOptions {
             use_backup_root: false,
             ignore_bad_trees: false,
             no_log_replay: false,
+            wipe_stripe_records: false,
             cache_bytes: 64 << 20,
             places: PlaceOptions::default(),
             fs: FsOptions::default(),
@@ -88,6 +92,7 @@ oleo_format::setters!(OpenOptions {
     use_backup_root: bool,
     ignore_bad_trees: bool,
     no_log_replay: bool,
+    wipe_stripe_records: bool,
     cache_bytes: usize,
     places: PlaceOptions,
     fs: FsOptions,

@@ -293,6 +293,27 @@ fn elsewhere() {
     assert!(complaint.contains("neither an image nor on a mount of oleo"), "{complaint}");
 }
 
+/// Goal: rows with parity are counted. Method: a file of many rows, and small ones, on RAID5 of three devices; a volume without parity has no such counters.
+#[test]
+fn rows_with_parity_are_counted() {
+    let how = ["--size", "512M", "-d", "raid5", "-m", "raid5", "i", "b", "c"];
+    let Some(mount) = Mount::made(&how, "rw,device=b,device=c") else { return };
+    let dir = mount.dir();
+    fs::write(mount.path("large"), vec![1; 8 << 20]).unwrap();
+    ok(dir, &["filesystem", "sync", "m"]);
+    fs::write(mount.path("small"), "a few bytes, not in the item: ".repeat(200)).unwrap();
+    ok(dir, &["filesystem", "sync", "m"]);
+    let rows = json(dir, &["filesystem", "stats", "--json", "m"])["rows"].clone();
+    let count = |name: &str| rows[name].as_u64().unwrap();
+    assert!(count("whole") >= 56 && count("parts") > 0 && count("parity_bytes") > 0, "{rows}");
+    assert_eq!((count("unrecorded"), count("misfits"), count("lost")), (0, 0, 0), "{rows}");
+    let text = ok(dir, &["filesystem", "stats", "m"]);
+    let line = text.lines().find_map(|l| l.strip_prefix("rows written whole")).unwrap();
+    assert_eq!(line.trim(), count("whole").to_string());
+    let Some(plain) = Mount::new("") else { return };
+    assert!(json(plain.dir(), &["filesystem", "stats", "--json", "m"])["rows"].is_null());
+}
+
 /// Goal: what fsync costs is counted, and link and rename make no commit of any kind. Method: new files, each synced, then
 /// renamed and linked; the counters before and after.
 #[test]

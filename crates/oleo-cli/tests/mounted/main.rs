@@ -31,10 +31,15 @@ struct Mount {
 impl Mount {
     /// `None` where there is no kernel to verify.
     fn new(options: &str) -> Option<Mount> {
+        Mount::made(&["--size", "512M", "--label", "first", "i"], options)
+    }
+
+    /// The same of an image `i` that is made in another way.
+    fn made(how: &[&str], options: &str) -> Option<Mount> {
         let oracle = oracle()?;
         assert!(Path::new("/dev/fuse").exists(), "the kernel's btrfs is there, but no FUSE: nothing would be proved");
         let scratch = oracle.scratch().unwrap();
-        ok(scratch.path(), &["mkfs", "--size", "512M", "--label", "first", "i"]);
+        ok(scratch.path(), &[&["mkfs"], how].concat());
         scratch.dir("m").unwrap();
         let mut mount = Mount { oracle, scratch, mounted: false };
         mount.mount(options);

@@ -167,6 +167,7 @@ impl Executor<'_> {
                     inodes: fs.inodes_in_memory() as u64,
                     nodes: None,
                     devices: counts.map(own_path).collect(),
+                    rows: self.image.volume().has_parity().then(|| self.image.volume().row_stats().into()),
                 }))
             }
             Request::Usage => {

@@ -7,7 +7,7 @@ use oleo_fs::{SubvolInfo, Time};
 use oleo_jobs::{BalanceStatus, Defragmented, NewExtent, Reclaimed, Resized, SubvolSize};
 use oleo_stream::Sent;
 use oleo_stream::receive::Report;
-use oleo_volume::DeviceInfo;
+use oleo_volume::{DeviceInfo, RowStats};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -313,6 +313,69 @@ pub struct Stats {
     /// Devices that count what they are asked to do: those on the network.
     #[serde(default)]
     pub devices: Vec<DeviceCounts>,
+    /// How rows with parity were written, if the volume has any.
+    #[serde(default)]
+    pub rows: Option<RowCounts>,
+}
+
+/// How rows of RAID5 and RAID6 were written. A column is the sectors of a row at one offset of their units.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct RowCounts {
+    /// Rows that were written whole: nothing was read.
+    pub whole: u64,
+    /// Runs of columns that were written in part: the rest was read first.
+    pub parts: u64,
+    /// Of these, those with something that must not be lost beside what was written: recorded before.
+    pub recorded: u64,
+    /// The same where no record can be kept: a crash and the loss of a device together may take what is beside.
+    pub unrecorded: u64,
+    /// Records that were written, each with a flush of all devices.
+    pub records: u64,
+    /// Bytes that were read for parity.
+    pub read_bytes: u64,
+    /// Bytes of parity that were written.
+    pub parity_bytes: u64,
+    /// Runs of columns whose parity did not fit what was there.
+    pub misfits: u64,
+    /// Rotten sectors (4096 bytes) in these that were rebuilt and written.
+    pub healed: u64,
+    /// The same that could not be rebuilt.
+    pub lost: u64,
+}
+
+impl RowCounts {
+    /// What they are called in text, in their order.
+    pub fn lines(&self) -> [(&'static str, u64); 10] {
+        [
+            ("rows written whole", self.whole),
+            ("columns written in part", self.parts),
+            ("  recorded before", self.recorded),
+            ("  endangered, no record", self.unrecorded),
+            ("records, each with a flush", self.records),
+            ("bytes read for parity", self.read_bytes),
+            ("bytes of parity", self.parity_bytes),
+            ("parity that did not fit", self.misfits),
+            ("  rotten sectors healed", self.healed),
+            ("  rotten sectors lost", self.lost),
+        ]
+    }
+}
+
+impl From<RowStats> for RowCounts {
+    fn from(s: RowStats) -> RowCounts {
+        RowCounts {
+            whole: s.whole,
+            parts: s.parts,
+            recorded: s.recorded,
+            unrecorded: s.unrecorded,
+            records: s.records,
+            read_bytes: s.read_bytes,
+            parity_bytes: s.parity_bytes,
+            misfits: s.misfits,
+            healed: s.healed,
+            lost: s.lost,
+        }
+    }
 }
 
 /// What a device has been asked to do since it was opened.

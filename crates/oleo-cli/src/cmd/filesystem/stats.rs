@@ -9,7 +9,7 @@ use crate::args::DeviceArgs;
 use crate::out::{json, println_or_end, text};
 use crate::target::{self, Access, answer};
 
-/// Show counters of a mount: fsyncs, log commits, latencies, requests to devices on the network
+/// Show counters of a mount: fsyncs, log commits, latencies, rows with parity, requests to devices on the network
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Any path on a mount (on an image all counters are 0).
@@ -35,6 +35,9 @@ impl Args {
         println_or_end(&format!("{:30}{:>12}", "inodes in memory", stats.inodes));
         if let Some(nodes) = stats.nodes {
             println_or_end(&format!("{:30}{nodes:>12}", "inodes known to the kernel"));
+        }
+        for (name, count) in stats.rows.iter().flat_map(|rows| rows.lines()) {
+            println_or_end(&format!("{name:30}{count:>12}"));
         }
         for device in &stats.devices {
             println_or_end(&format!("device {}: {}", device.devid, text(device.path.as_os_str().as_bytes())));

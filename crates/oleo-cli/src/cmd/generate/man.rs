@@ -72,6 +72,12 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ("discard", "discard", "Discard on the device what a commit frees."),
     ("noatime, relatime, strictatime, nodiratime", "noatime", "Whether reading changes times; relatime by default."),
     ("degraded", "degraded", "Mount with ro even if devices are missing, as far as the profiles allow."),
+    (
+        "stripe_record=wipe",
+        "stripe_record=wipe",
+        "RAID5 and RAID6: where something else, such as a boot loader, is in bytes 512 KiB to 1 MiB of a device, overwrite it. Without this place, a crash and \
+         the loss of another device together may lose data.",
+    ),
     ("device=FILE", "device=/dev/sdb", "Another device of the volume; repeat it for each."),
     ("max_inline=BYTES", "max_inline=2048", "Files of at most so many bytes are kept in their items."),
     ("thread_pool=N", "thread_pool=8", "Threads that answer requests, at most."),
