@@ -169,6 +169,9 @@ fn conversions() {
         ["raid10", "raid1c3"],
         ["raid1c3", "raid1c4"],
         ["raid1c4", "raid1"],
+        ["raid5", "raid6"],
+        ["raid6", "raid5"],
+        ["raid6", "raid1"],
         ["dup", "dup"],
         ["single", "raid0"],
         ["single", "single"],
@@ -190,6 +193,8 @@ fn conversions() {
         let features = ok(dir, &["inspect", "dump-super", "d-0.img"]);
         let needed = [data, metadata].iter().any(|profile| profile.starts_with("raid1c"));
         assert_eq!(features.contains("RAID1C34"), needed, "step {step}: {features}");
+        let parity = [data, metadata].iter().any(|profile| ["raid5", "raid6"].contains(profile));
+        assert_eq!(features.contains("RAID56"), parity, "step {step}: {features}");
         oracle.must_be_sound(&devices, &format!("{data} and {metadata}")).unwrap();
         let mounted = oracle.mount(&devices, "").unwrap();
         assert!(contents(mounted.path()) == want, "{data} and {metadata}: the contents are others");
