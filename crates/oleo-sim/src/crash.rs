@@ -3,6 +3,7 @@
 //! - [`pages`]: disk contents that are cheap to copy.
 //! - [`record`]: devices that record their requests.
 //! - [`states`]: the states that a crash may leave of them.
+//! - [`loss`]: disks that are gone after it.
 //! - [`order`]: the same in an order that keeps no promise, to see that this is noticed.
 //! - [`seen`]: what a program sees of a file system at one moment.
 //! - [`ace`]: all short sequences of operations.
@@ -13,6 +14,7 @@
 //! `tests/crash` runs the library and the kernel with these.
 
 pub mod ace;
+pub mod loss;
 pub mod model;
 pub mod order;
 pub mod pages;

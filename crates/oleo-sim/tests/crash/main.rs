@@ -5,6 +5,7 @@ mod faults;
 mod found;
 mod kernel;
 mod longer;
+mod lost;
 mod mutants;
 #[allow(dead_code, reason = "the other test program uses the rest")]
 #[path = "../proof/ours.rs"]

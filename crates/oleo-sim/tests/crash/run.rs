@@ -15,6 +15,7 @@ use oleo::{Image, OpenOptions};
 use oleo_device::Device;
 use oleo_format::SuperBlock;
 use oleo_fs::{Clock, FsError, FsOptions, Time};
+use oleo_sim::crash::loss::Loss;
 use oleo_sim::crash::model::{Commit, History, Step, verify};
 use oleo_sim::crash::order::Careless;
 use oleo_sim::crash::pages::{Contents, Overlay};
@@ -51,6 +52,8 @@ pub enum Quota {
 pub struct Shape {
     pub nodesize: u32,
     pub metadata: Profile,
+    /// `None`: as made by default.
+    pub data: Option<Profile>,
     pub disks: usize,
     /// Quota groups are counted; the checker compares them in every state.
     pub quota: Quota,
@@ -58,15 +61,33 @@ pub struct Shape {
 
 impl Shape {
     /// One copy of everything: nothing heals.
-    pub const BARE: Shape = Shape { nodesize: 4096, metadata: Profile::Single, disks: 1, quota: Quota::Off };
+    pub const BARE: Shape =
+        Shape { nodesize: 4096, metadata: Profile::Single, data: None, disks: 1, quota: Quota::Off };
     /// The same with quota on.
     pub const QUOTA: Shape = Shape { quota: Quota::Full, ..Shape::BARE };
     /// The same with simple quotas.
     pub const SIMPLE_QUOTA: Shape = Shape { quota: Quota::Simple, ..Shape::BARE };
     /// The default shape.
-    pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, disks: 1, quota: Quota::Off };
+    pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, ..Shape::BARE };
     /// On two disks that fail independently.
-    pub const PAIR: Shape = Shape { nodesize: 4096, metadata: Profile::Raid1, disks: 2, quota: Quota::Off };
+    pub const PAIR: Shape = Shape { metadata: Profile::Raid1, disks: 2, ..Shape::BARE };
+    /// Parity, small blocks: many sectors share columns.
+    pub const RAID5: Shape = Shape { disks: 4, ..Shape::with_parity(Profile::Raid5) };
+    /// The same with two.
+    pub const RAID6: Shape = Shape { disks: 5, ..Shape::with_parity(Profile::Raid6) };
+
+    const fn with_parity(profile: Profile) -> Shape {
+        Shape { metadata: profile, data: Some(profile), ..Shape::BARE }
+    }
+
+    /// The most disks that may be lost.
+    pub fn losses_max(self) -> usize {
+        match self.metadata {
+            Profile::Raid6 => 2,
+            Profile::Raid1 | Profile::Raid5 => 1,
+            _ => 0,
+        }
+    }
 }
 
 /// The devices' length: enough for a second superblock.
@@ -155,6 +176,7 @@ impl Base {
         let disks: Vec<_> = empty.into_iter().enumerate().map(|(i, c)| Arc::new(journal.disk(i, c))).collect();
         let devices: Vec<Arc<dyn Device>> = disks.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
         let mkfs = MkfsOptions::default().nodesize(Some(shape.nodesize)).metadata(Some(shape.metadata)).seed(seed);
+        let mkfs = mkfs.data(shape.data);
         oleo::mkfs::make(&devices, &mkfs).unwrap();
         let mut ours = Ours::around(Image::from_devices(devices, &options(true)).unwrap());
         if shape.quota == Quota::Simple {
@@ -384,6 +406,48 @@ impl Run {
         }
         wrong
     }
+}
+
+impl Run {
+    /// Everything wrong with what a crash left of the disks that are not lost afterwards. `seen`: what is to be seen with all disks, the log not
+    /// applied.
+    pub fn verify_without(&self, cut: &Cut, state: &[Contents], loss: &Loss, seen: &Seen) -> Vec<String> {
+        let fail = |what: &str, e: &dyn std::fmt::Display| vec![format!("{what}: {e:#}")];
+        let left = loss.leaves(state);
+        let Some(commit) = self.commit_of(&left) else { return fail("superblock", &"none is whole") };
+        let raw = options(false).degraded(true).no_log_replay(true);
+        match Image::from_devices(overlays(&left, false), &raw) {
+            Ok(image) => {
+                // Without those that have the newest superblock it is an older state.
+                let is_newest = self.commit_of(state) == Some(commit);
+                match look(&image, Some(seen)) {
+                    Ok(found) if found == *seen || !is_newest => {}
+                    Ok(_) => return fail("before the log is applied", &"other contents than with all disks"),
+                    Err(e) => return fail("it cannot be read, before the log is applied", &e),
+                }
+                let wrong = check(&image);
+                if !wrong.is_empty() {
+                    return wrong.into_iter().map(|w| format!("check, before the log is applied: {w}")).collect();
+                }
+            }
+            Err(e) => return fail("it does not open without its log", &e),
+        }
+        let image = match Image::from_devices(overlays(&left, false), &options(false).degraded(true)) {
+            Ok(image) => image,
+            Err(e) => return fail("it does not open", &e),
+        };
+        let found = match look(&image, self.history.moments.last()) {
+            Ok(found) => found,
+            Err(e) => return fail("it cannot be read", &e),
+        };
+        verify(&self.history, self.progress(cut), Some(commit), &found)
+    }
+}
+
+/// What a state shows with its log not applied.
+pub fn look_before_log(state: &[Contents]) -> anyhow::Result<Seen> {
+    let image = Image::from_devices(overlays(state, false), &options(false).no_log_replay(true))?;
+    look(&image, None)
 }
 
 /// What the independent checker finds, data included. A copy of the superblock may be torn or old: that is a crash's good right.
