@@ -8,8 +8,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use oleo::fs::InodeRef;
-use oleo::{Image, OpenOptions, SubvolRef, TreeId};
+use oleo::{Image, OnNotice, OpenOptions, SubvolRef, TreeId};
 
+use crate::out::warn;
 pub(crate) use store::StoreArgs;
 
 /// Which image, and what belongs to it.
@@ -34,7 +35,7 @@ pub(crate) struct DeviceArgs {
     /// Search this directory for the other devices of the volume.
     #[arg(long, value_name = "DIR", help_heading = VOLUME_OPTIONS)]
     pub scan: Vec<PathBuf>,
-    /// Read the volume even if devices are missing, as far as the profiles allow.
+    /// Go on without devices that are missing, as far as the profiles allow: for changes, only if no data is lost with them.
     #[arg(long, help_heading = VOLUME_OPTIONS)]
     pub degraded: bool,
     /// Do not replay the log; show the last committed state.
@@ -65,7 +66,8 @@ impl ImageArgs {
             .degraded(self.others.degraded)
             .no_log_replay(self.others.no_log_replay)
             .offset(self.others.offset)
-            .places(self.others.store.places()?))
+            .places(self.others.store.places()?)
+            .on_notice(OnNotice::new(warn)))
     }
 
     /// Opens for reading.

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use oleo::error::{Class, Classified};
@@ -15,8 +16,19 @@ pub(crate) struct Out {
     pub verbose: u8,
 }
 
+/// Whether [`warn`] is silent.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// A line about what is not as one might expect, from where there is no [`Out`].
+pub(crate) fn warn(line: &str) {
+    if !QUIET.load(Ordering::Relaxed) {
+        eprintln!("oleo: {}", plain(line, &[]));
+    }
+}
+
 impl Out {
     pub fn new(quiet: bool, verbose: u8) -> Out {
+        QUIET.store(quiet, Ordering::Relaxed);
         Out { quiet, verbose }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use oleo::device::Place;
 use oleo::fs::{Follow, FsOptions, InodeRef};
-use oleo::{Device, ErrorKind, Hint, Image, OpenOptions, TreeId};
+use oleo::{Device, ErrorKind, Hint, Image, OnNotice, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
 use oleo_format::{Class, Classified, InodeFlags};
 
@@ -152,6 +152,10 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         .wipe_stripe_records(options.wipe_stripe_records)
         .cache_bytes(usize::try_from(options.cache_bytes.unwrap_or_else(memory::cache_bytes)).unwrap_or(usize::MAX))
         .places(options.places.clone())
+        .on_notice(OnNotice::new({
+            let log = plan.log.clone();
+            move |line| log(line)
+        }))
         .fs(fs))
 }
 

@@ -1,4 +1,4 @@
-//! Jobs on whole file systems or whole files: balancing, resizing devices, defragmenting, trimming, reclaiming groups,
+//! Jobs on whole file systems or whole files: balancing, adding, removing and resizing devices, defragmenting, trimming, reclaiming groups,
 //! quota, and finding what is new or what refers to an address. Each job works on an open file system, mounted or not,
 //! while it is in use.
 //!
@@ -7,6 +7,7 @@
 mod backrefs;
 mod balance;
 mod defragment;
+mod device;
 mod error;
 mod find_new;
 mod quota;
@@ -14,12 +15,14 @@ mod reclaim;
 mod resize;
 mod shares;
 mod trim;
+mod vacate;
 
 pub use backrefs::{PATHS_MAX, Referrer, referrers};
 pub use balance::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Bound, Filters, Span,
 };
 pub use defragment::{DefragOptions, Defragmented, defragment};
+pub use device::{DeviceJob, Members, Removed};
 pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
 pub use quota::{

@@ -2,7 +2,7 @@
 //!
 //! Normal path: (1) commit everything, so that the chunks in the trees are those in memory; (2) turn the requested size
 //! into a number of bytes; (3) when shrinking, keep new chunks out of the part to be given up
-//! (`Engine::keep_free_behind`), and close and move the groups that have a piece there ([`empty`]), the highest address
+//! (`Engine::keep_free_behind`), and close and move the groups that have a piece there (`vacate`), the highest address
 //! first; (4) change the device's item, in the volume and in the chunk tree in one step, so that no new chunk uses the
 //! old size (`Staged::resize_device`); (5) commit; (6) cut a file that became too long.
 //!
@@ -11,13 +11,11 @@
 //! Crash or error before (5): the device has its old size, and what was moved stays moved; a file may already be longer
 //! than that, or still be longer.
 
-use std::collections::BTreeSet;
-
-use oleo_format::{ByteLen, DevId, Logical};
+use oleo_format::{ByteLen, DevId};
 use oleo_fs::{Fs, errno};
-use oleo_txn::{Engine, TxnError};
 use serde::{Deserialize, Serialize};
 
+use crate::vacate::{self, Watch, behind};
 use crate::{Balancer, JobError};
 
 /// The first bytes of a device, which no chunk uses, and one more chunk's stripe.
@@ -137,7 +135,9 @@ fn shrink(fs: &Fs, devid: DevId, now: ByteLen, goes_on: &dyn Fn() -> bool) -> Re
     let _kept = fs.engine().keep_free_behind(devid, now)?;
     let mut moved = 0;
     for _ in 0..ROUNDS_MAX {
-        moved += empty(fs, devid, now, goes_on)?;
+        let watch = Watch { goes_on, moved: &|_| () };
+        moved += vacate::empty(fs, devid, now, &watch)
+            .map_err(|error| if error.errno() == errno::ENOSPC { no_room(fs, devid, now) } else { error })?;
         // Space that data has moved from becomes free once the move is durable.
         fs.sync()?;
         match fs.engine().stage(|staged| staged.resize_device(devid, now)) {
@@ -150,60 +150,6 @@ fn shrink(fs: &Fs, devid: DevId, now: ByteLen, goes_on: &dyn Fn() -> bool) -> Re
         }
     }
     Err(JobError::refused(errno::EBUSY, format!("new chunks keep being placed at the end of device {devid}")))
-}
-
-/// The chunks that have a piece of a device behind `end`, by address.
-fn behind(fs: &Fs, devid: DevId, end: ByteLen) -> BTreeSet<Logical> {
-    let chunks = fs.engine().volume().chunks();
-    let reaches = |chunk: &&std::sync::Arc<oleo_volume::ChunkMap>| {
-        let mut stripes = chunk.stripes.iter().filter(|s| s.devid == devid);
-        stripes.any(|s| s.offset.0 + chunk.stripe_bytes().0 > end.0)
-    };
-    chunks.iter().filter(reaches).map(|chunk| chunk.start).collect()
-}
-
-/// Groups that nothing may come into. Dropping opens those that are left.
-struct Closed<'a> {
-    engine: &'a Engine,
-    groups: BTreeSet<Logical>,
-}
-
-impl Drop for Closed<'_> {
-    fn drop(&mut self) {
-        for start in std::mem::take(&mut self.groups) {
-            // One that is gone needs no opening; otherwise the volume can no longer be written.
-            let _ = self.engine.open_group(start);
-        }
-    }
-}
-
-/// Moves the groups that have a piece of a device behind `end`; returns how many.
-fn empty(fs: &Fs, devid: DevId, end: ByteLen, goes_on: &dyn Fn() -> bool) -> Result<u64, JobError> {
-    let engine = fs.engine();
-    let groups = behind(fs, devid, end);
-    // All are closed first, so that nothing moves into a group that is to be moved. Groups that cannot be closed yet
-    // are closed when it is their turn.
-    let mut closed = Closed { engine, groups: BTreeSet::new() };
-    for start in groups.iter().rev() {
-        if engine.space().group(*start).is_ok_and(|g| !g.read_only) && engine.close_group(*start)? {
-            closed.groups.insert(*start);
-        }
-    }
-    let mut moved = 0;
-    for start in groups.into_iter().rev() {
-        // A group that became empty may have been removed.
-        if engine.space().group(start).is_err() {
-            continue;
-        }
-        match engine.relocate_group(start, &|_| goes_on()) {
-            Ok(Some(_)) => moved += 1,
-            Ok(None) => return Err(JobError::refused(errno::EINTR, "the file system is being closed")),
-            Err(TxnError::NoSpace { .. }) => return Err(no_room(fs, devid, end)),
-            Err(error) => return Err(error.into()),
-        }
-        closed.groups.remove(&start);
-    }
-    Ok(moved)
 }
 
 /// The error if there is no room for what lies behind the new end: names the smallest size the device can have.

@@ -210,6 +210,9 @@ ranks! {
     RestoreReport, "oleo", "`Core::report` of a restore", One, No,
         "what was restored",
         "an addition; every so often who asked for the restore is told under it";
+    DeviceLosses, "oleo-volume", "`Losses::losing`", One, No,
+        "which devices have failed",
+        "it is found out whether the volume can do without another";
     DeviceMembers, "oleo-volume", "`Volume::members` (read/write)", One, No,
         "the devices",
         "a look-up or a change";
@@ -390,6 +393,12 @@ ranks! {
     Wakeups, "oleo-space", "`Wakeups::waiting`", Leaf, No,
         "that something was told, to whoever waits for a load or for a held run",
         "a count, or a wait; whoever waits holds nothing else of this crate's";
+    MemberSlot, "oleo-volume", "`Member::slot` (read/write)", Leaf, No,
+        "the device behind a member, and what is to take its place",
+        "a copy";
+    ReplaceTargets, "oleo-volume", "`Volume::targets`", Leaf, No,
+        "devices that say they are about to take another's place",
+        "a push or a removal";
     WrittenItem, "oleo-volume", "`Member::settled`", Leaf, No,
         "a device's item as the superblocks on disk have it",
         "a copy";

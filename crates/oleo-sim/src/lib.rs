@@ -7,6 +7,7 @@
 //! - [`rot`]: images with bytes changed and the checksums corrected.
 //! - [`served`]: Oleo's own mount, as a guard.
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
+//! - [`faulty`]: a device that fails as a test asks for.
 //! - [`gate`]: a device in memory that makes writes wait.
 //! - [`crash`]: which states a crash may leave of a run, and which of them are right.
 //! - [`store`]: an object store and its clients, with everything that networks do to requests.
@@ -22,6 +23,7 @@
 
 pub mod crash;
 pub mod disk;
+pub mod faulty;
 pub mod gate;
 pub mod manifest;
 pub mod moto;

@@ -16,6 +16,8 @@
 //! If the file system below the devices is full, a write of 4 fails without harm: the transaction is settled and stays in memory
 //! (`Inner::unwritten`). Every caller gets the error; the next holder of the commit lock writes all of it again before anything else.
 //!
+//! If a device fails that the volume can do without (`Volume::owes_commit`), another commit follows.
+//!
 //! Crash: until the superblock is written the old generation is valid, untouched, since nothing it names is overwritten; after
 //! it the new one does. Errors: from step 2 on memory and disk differ, so the engine turns read-only; the old state is intact.
 
@@ -39,6 +41,9 @@ use crate::source::{DeltaSource, Stage};
 /// Rounds of settling. Each round's new blocks are the bookkeeping leaves that the one before touched first; real runs take
 /// three to seven. More than this is a bug, not a big transaction.
 const SETTLE_ROUNDS_MAX: u32 = 100;
+
+/// Commits that one commit is followed by at most, since devices failed: each failure asks for two, and what is left is for the next.
+const COMMITS_OWED_MAX: u32 = 4;
 
 /// The superblock of a settled transaction, and the one that it was made from.
 struct NewSuper {
@@ -391,13 +396,21 @@ impl Engine {
         if served {
             return Ok(self.durable());
         }
-        if !inner.touched.load(Ordering::Acquire) {
+        if !inner.touched.load(Ordering::Acquire) && !inner.volume.owes_commit() {
             inner.quota_idle();
             return Ok(self.durable());
         }
         inner.log_is_settled()?;
         crate::log::count_commit();
-        inner.commit_workers.run(|| inner.commit_locked(None, frozen))
+        let mut done = inner.commit_workers.run(|| inner.commit_locked(None, frozen))?;
+        // A device that was left out has to be seen to be behind when it comes back.
+        for _ in 0..COMMITS_OWED_MAX {
+            if !inner.volume.owes_commit() {
+                break;
+            }
+            done = inner.commit_workers.run(|| inner.commit_locked(None, &|| {}))?;
+        }
+        Ok(done)
     }
 }
 

@@ -224,7 +224,8 @@ impl Engine {
 
     /// Whether anything was changed since the last commit began: whether another would write anything.
     pub fn has_changes(&self) -> bool {
-        self.0.touched.load(Ordering::Acquire) || self.0.unwritten.lock().is_some()
+        let inner = &*self.0;
+        inner.touched.load(Ordering::Acquire) || inner.unwritten.lock().is_some() || inner.volume.owes_commit()
     }
 
     /// Item changes that operations have announced since the last freeze: about how many the next commit has to itemise.

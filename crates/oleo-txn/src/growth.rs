@@ -227,11 +227,13 @@ impl Inner {
 
     /// Type and profile for a new group.
     fn profile_of(&self, kind: Kind) -> BlockGroupFlags {
-        match self.growth.profiles[kind as usize].load(Ordering::Relaxed) {
+        let wanted = match self.growth.profiles[kind as usize].load(Ordering::Relaxed) {
             0 if self.rules.mixed && kind != Kind::System => BlockGroupFlags::DATA | BlockGroupFlags::METADATA,
             0 => kind.flag(),
             newest => BlockGroupFlags::from_bits_retain(newest),
-        }
+        };
+        // With devices lost, as well as the others can.
+        self.volume.attainable(wanted)
     }
 
     /// Takes blocks for a tree.

@@ -187,7 +187,7 @@ fn add_groups<'a>(
 ) -> Result<(), TxnError> {
     let info = |(chunk, item): (&Arc<ChunkMap>, BlockGroupItem)| {
         let flags = oleo_format::BlockGroupFlags::from_bits_retain(item.flags.get());
-        inner.growth.note_group(flags);
+        inner.growth.note_found(flags);
         GroupInfo {
             start: chunk.start,
             len: chunk.len,

@@ -73,9 +73,11 @@ pub mod fallback {
     pub const MANY_NAMES: &str = "many-names";
     /// Something could not be read: the commit says what.
     pub const UNREADABLE: &str = "unreadable";
+    /// A device was lost: a superblock with a log does not show that it is behind, one of a commit does.
+    pub const LOST_DEVICE: &str = "lost-device";
 
     /// All of them.
-    pub const ALL: [&str; 6] = [STAGED, NEW_CHUNK, SUBVOLUME_ENTRY, NO_SPACE, MANY_NAMES, UNREADABLE];
+    pub const ALL: [&str; 7] = [STAGED, NEW_CHUNK, SUBVOLUME_ENTRY, NO_SPACE, MANY_NAMES, UNREADABLE, LOST_DEVICE];
 }
 
 /// From so many changes on a batch is applied on all cores, by the threads that commits have.

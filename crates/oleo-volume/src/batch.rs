@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use oleo_device::{Device, DeviceError, ReadReq};
+use oleo_device::{Device, DeviceError, Op, ReadReq};
 
 use crate::member::Member;
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
@@ -32,8 +32,10 @@ impl<'a> Batch<'a> {
 
     pub fn run(self) -> Vec<(usize, Result<(), DeviceError>)> {
         let one = |mut reads: DeviceReads<'a>| {
-            if let Some(device) = &reads.member.device {
-                device.read_batch(&mut reads.reqs);
+            match reads.member.device() {
+                Some(device) => device.read_batch(&mut reads.reqs),
+                // It failed a moment ago.
+                None => reads.reqs.iter_mut().for_each(|req| req.result = Err(gone(&reads.member, req))),
             }
             let results = reads.reqs.into_iter().map(|r| r.result);
             reads.tags.into_iter().zip(results).collect::<Vec<_>>()
@@ -41,5 +43,15 @@ impl<'a> Batch<'a> {
         let bytes: u64 = self.by_device.values().flat_map(|r| &r.reqs).map(|r| r.buf.len() as u64).sum();
         let devices: Vec<_> = self.by_device.into_values().collect();
         each(devices, bytes >= PARALLEL_BYTES_MIN, one).into_iter().flatten().collect()
+    }
+}
+
+fn gone(member: &Member, req: &ReadReq<'_>) -> DeviceError {
+    DeviceError::Io {
+        name: member.any_device().map(|device| device.name()).unwrap_or_default().into(),
+        op: Op::Read,
+        offset: req.offset,
+        len: req.buf.len() as u64,
+        source: Arc::new(std::io::Error::other("the device is not used any more")),
     }
 }

@@ -315,12 +315,12 @@ impl Volume {
             member: member.clone(),
             holes: chunks.places(member.devid).unwrap_or(&none).holes(DEVICE_HEAD_LEN, member.room_end()).collect(),
         };
-        members.iter().filter(|m| m.to_write().is_ok()).map(room).collect()
+        members.iter().filter(|m| m.takes_chunks()).map(room).collect()
     }
 
     fn writable_bytes(&self) -> u64 {
         let members = self.members.read();
-        members.iter().filter(|m| m.to_write().is_ok()).fold(0, |sum: u64, m| sum.saturating_add(m.total()))
+        members.iter().filter(|m| m.takes_chunks()).fold(0, |sum: u64, m| sum.saturating_add(m.total()))
     }
 
     /// How many of `there` devices a chunk gets.
@@ -434,7 +434,7 @@ fn find(members: &[Arc<Member>], devid: DevId) -> Result<&Arc<Member>, VolumeErr
 }
 
 /// Key and bytes of a device's item, with `more` bytes used.
-fn dev_item(member: &Member, more: u64) -> (Key, Vec<u8>) {
+pub(crate) fn dev_item(member: &Member, more: u64) -> (Key, Vec<u8>) {
     let mut item = *member.item.lock();
     item.bytes_used = item.bytes_used.get().saturating_add(more).into();
     (Key::new(Key::DEV_ITEMS, ItemType::DEV_ITEM, member.devid.0), item.as_bytes().to_vec())

@@ -41,7 +41,7 @@ impl Volume {
     /// The device with a number, unless it is missing.
     pub fn device(&self, devid: DevId) -> Option<Arc<dyn Device>> {
         let members = self.members_of(devid);
-        members.into_iter().find_map(|m| m.plain.clone())
+        members.into_iter().find_map(|m| m.plain())
     }
 
     /// The device that has a copy of the byte at an address.
@@ -75,7 +75,7 @@ impl Volume {
                     rest = tail;
                     let stripe = piece.stripe + read.copy;
                     match placed.on.get(stripe).filter(|_| read.copy < piece.copies) {
-                        Some(member) if member.device.is_some() => {
+                        Some(member) if member.is_readable() => {
                             batch.add(member, placed.map.physical(stripe, piece.offset).0, head, index);
                         }
                         Some(member) => errors.push((index, VolumeError::OnMissing { devid: member.devid })),

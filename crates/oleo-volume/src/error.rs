@@ -66,13 +66,29 @@ pub enum VolumeError {
         /// How many there are.
         count: usize,
     },
-    /// Members are missing, so the volume cannot be written to.
-    #[error("device {devid} ({uuid}) is missing: a volume with missing devices cannot be written yet")]
+    /// A member is missing, so it cannot be written to.
+    #[error("device {devid} ({uuid}) is missing, or failed")]
     MissingForWriting {
         /// Its number.
         devid: DevId,
         /// Its uuid.
         uuid: Uuid,
+    },
+    /// A chunk cannot be written to without a device that is missing, failed, or missed writes.
+    #[error(
+        "the chunk at {chunk} cannot do without device {devid}, which is missing, failed, or missed writes: the volume can only be read"
+    )]
+    NotBorne {
+        /// Where the chunk begins.
+        chunk: Logical,
+        /// A device that it needs.
+        devid: DevId,
+    },
+    /// The only copy that is there may be an old one, and nothing tells.
+    #[error("device {devid} missed writes, and what has no checksum is not read from it")]
+    Outdated {
+        /// The device.
+        devid: DevId,
     },
     /// The volume, or the request, needs something that is not implemented.
     #[error("not supported: {what}")]
@@ -160,12 +176,14 @@ impl Classified for VolumeError {
             VolumeError::NoBackup(_) | VolumeError::Stranger { .. } => Class::refusal(errno::EINVAL),
             VolumeError::Twins { .. } => Class::refusal(errno::EEXIST),
             VolumeError::Missing { .. } => Class::refusal(errno::ENODEV),
-            VolumeError::MissingForWriting { .. } | VolumeError::ReadOnly => Class::refusal(errno::EROFS),
+            VolumeError::MissingForWriting { .. } | VolumeError::NotBorne { .. } | VolumeError::ReadOnly => {
+                Class::refusal(errno::EROFS)
+            }
             VolumeError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
             VolumeError::Poisoned { first } => first.class(),
             // Reads return EIO, whatever is wrong with the copies.
             VolumeError::NoGoodCopy { why, .. } => Class { errno: errno::EIO, ..why.class() },
-            VolumeError::OnMissing { .. } => Class::DEVICE,
+            VolumeError::OnMissing { .. } | VolumeError::Outdated { .. } => Class::DEVICE,
             VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull => Class::refusal(errno::ENOSPC),
         }
     }
@@ -200,6 +218,8 @@ mod tests {
             Twins: VolumeError::Twins { devid, first: name(), second: name() } => Class::refusal(errno::EEXIST),
             Missing: VolumeError::Missing { first: (devid, uuid), count: 1 } => Class::refusal(errno::ENODEV),
             MissingForWriting: VolumeError::MissingForWriting { devid, uuid } => Class::refusal(errno::EROFS),
+            NotBorne: VolumeError::NotBorne { chunk: at, devid } => Class::refusal(errno::EROFS),
+            Outdated: VolumeError::Outdated { devid } => Class::DEVICE,
             Unsupported: VolumeError::Unsupported { what: name() } => Class::refusal(errno::EOPNOTSUPP),
             ReadOnly: VolumeError::ReadOnly => Class::refusal(errno::EROFS),
             Poisoned: VolumeError::Poisoned { first: device() } => Class::DEVICE,

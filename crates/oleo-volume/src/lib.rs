@@ -11,13 +11,15 @@
 //! those into the trees, `add_chunk` makes it usable (`carve`).
 //!
 //! Invariants: chunks do not overlap, in logical space nor on devices; every stripe is on a member (which may be
-//! missing). Every byte is written to every copy or the volume is poisoned: after the first write or flush that fails
-//! nothing more is written.
+//! missing). Every byte is written to every copy that is on a sound device, which are enough to do without the others, or the volume is
+//! poisoned: nothing more is written (`losses`).
 //! Locks: rows of chunks with parity (`rows`), held over I/O; `members`, then `chunks`, shared for lookups; then a member's item; leaves are
 //! `super_block` and a member's `settled`. None of these is held over I/O.
 //! Crash: see `supers`; everything else is not durable before a flush that succeeded.
 //! Not here: what is free inside a chunk; when a chunk is needed; caching.
 
+mod attach;
+mod attainable;
 mod batch;
 mod carve;
 mod copies;
@@ -26,6 +28,7 @@ mod doubt;
 mod error;
 mod flushers;
 mod geometry;
+mod losses;
 mod member;
 mod open;
 mod outlook;
@@ -47,18 +50,20 @@ mod write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use oleo_device::DeviceError;
+use oleo_device::{Device, DeviceError};
 use oleo_format::{ByteLen, Logical, NodeRules, SuperBlock};
-use oleo_lock::{RwLock, rank};
+use oleo_lock::{Mutex, RwLock, rank};
 use uuid::Uuid;
 
+pub use attach::{DetachedDevice, NEW_DEVICE_MIN, NewDevice};
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant, PARITY_STRIPES_MAX};
 pub use copies::CopyRead;
 pub use discover::{FoundDevice, FoundVolume, block_devices, discover};
 pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
+pub use losses::LostDevice;
 pub use member::{DeviceInfo, ErrorCounters, KeptFree};
-pub use open::OpenOptions;
+pub use open::{LeftOut, OpenOptions, WhyLeftOut};
 pub use outlook::Outlook;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
 pub use rows::{Occupancy, RowStats, Verdict, Witness};
@@ -66,6 +71,7 @@ pub use supers::{read_mirrors, read_super};
 pub use trim::{DevicePlace, Discarded};
 
 use flushers::Flushers;
+use losses::Losses;
 use member::Member;
 use rows::Rows;
 use table::{Placed, Table};
@@ -83,6 +89,11 @@ pub struct Volume {
     write: bool,
     flushers: Flushers,
     rows: Rows,
+    losses: Losses,
+    /// Devices that were named and are not used.
+    left_out: Vec<LeftOut>,
+    /// Devices that say they are about to take another's place.
+    targets: Mutex<rank::ReplaceTargets, Vec<Arc<dyn Device>>>,
     /// The write or flush that poisoned the volume.
     poisoned: OnceLock<DeviceError>,
 }
@@ -131,6 +142,11 @@ impl Volume {
     /// All devices by number, missing ones too.
     pub fn devices(&self) -> Vec<DeviceInfo> {
         self.members.read().iter().map(|m| m.info()).collect()
+    }
+
+    /// Devices that were named when it was opened and are not used.
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.left_out
     }
 
     /// The error counters of each device, by number. The volume only counts: `oleo-txn` loads them from the DEV_STATS items and

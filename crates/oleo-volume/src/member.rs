@@ -1,11 +1,24 @@
 //! A member of the volume: a device, what the file system knows about it, and its errors.
+//!
+//! ```text
+//!            opened without it          a write or a flush failed
+//!  Missing <------------------ Sound ----------------------------> Failed
+//!     |                        ^   ^                                  |
+//!     | replaced               |   | brought up to date               | opened again
+//!     +------------------------+   +------------- Stale <-------------+
+//! ```
+//! What is not `Sound` is *lost*: nothing relies on it, every chunk has to do without it, and its superblock is not written, so that the
+//! next opening finds it behind the others. A device that is replaced has a *target*, which gets all that it gets, and takes its place at
+//! the end.
+//!
+//! Locks: `slot`, a leaf, for a look; never over I/O.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use oleo_device::{Device, DeviceError, DeviceStats, Latched};
 use oleo_format::{ByteLen, Corruption, DevId, DevItem, Physical};
-use oleo_lock::{Mutex, rank};
+use oleo_lock::{Mutex, RwLock, rank};
 use uuid::Uuid;
 
 use crate::error::VolumeError;
@@ -66,6 +79,12 @@ pub struct DeviceInfo {
     pub seed: bool,
     /// Whether its superblock is older than that of others: it missed writes.
     pub stale: bool,
+    /// Whether it failed since the volume was opened: it is neither read nor written any more.
+    pub failed: bool,
+    /// Transactions that it lacked when it was opened.
+    pub behind: u64,
+    /// The device that is about to take its place, by name.
+    pub target: Option<String>,
     /// Its errors.
     pub errors: ErrorCounters,
     /// Its item in the chunk tree.
@@ -100,6 +119,64 @@ pub(crate) struct Settled {
     pub next: DevItem,
 }
 
+/// What can be relied on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// It has everything.
+    Sound,
+    /// It missed writes. It gets all writes but superblocks; it is read last, and never for what has no checksum, if there is a choice.
+    Stale,
+    /// A write or a flush failed: it is neither read nor written any more.
+    Failed,
+    /// It is not there.
+    Missing,
+}
+
+impl Standing {
+    const ALL: [Standing; 4] = [Standing::Sound, Standing::Stale, Standing::Failed, Standing::Missing];
+}
+
+/// The devices behind a member.
+#[derive(Clone, Default)]
+pub(crate) struct Slot {
+    /// `None`: missing.
+    device: Option<Arc<Latched>>,
+    /// The same without the latch, for healing: the volume continues if a bad copy stays bad.
+    plain: Option<Arc<dyn Device>>,
+    /// What takes its place.
+    target: Option<Arc<Latched>>,
+}
+
+impl Slot {
+    fn of(device: Option<Arc<dyn Device>>) -> Slot {
+        Slot { device: device.clone().map(|d| Arc::new(Latched::new(d))), plain: device, target: None }
+    }
+}
+
+/// A device that a member writes to.
+#[derive(Clone)]
+pub(crate) struct Output {
+    pub member: Arc<Member>,
+    pub device: Arc<Latched>,
+    /// It is what takes the member's place.
+    pub is_target: bool,
+}
+
+impl Output {
+    /// Whether no superblock names it yet.
+    pub fn is_new(&self) -> bool {
+        self.member.is_new_as(self.is_target)
+    }
+
+    /// One does now.
+    pub fn written(&self) {
+        match self.is_target {
+            true => self.member.target_is_new.store(false, Ordering::SeqCst),
+            false => self.member.is_written(),
+        }
+    }
+}
+
 pub(crate) struct Member {
     pub devid: DevId,
     pub uuid: Uuid,
@@ -107,13 +184,17 @@ pub(crate) struct Member {
     /// The item as the trees of superblocks have it: those of the last one written, and of the next one. Later changes
     /// are in no tree yet.
     pub settled: Mutex<rank::WrittenItem, Settled>,
-    /// `None`: missing.
-    pub device: Option<Arc<Latched>>,
-    /// The same without the latch, for healing: the volume continues if a bad copy stays bad.
-    pub plain: Option<Arc<dyn Device>>,
+    slot: RwLock<rank::MemberSlot, Slot>,
+    standing: AtomicU8,
     pub seed: bool,
-    /// Transactions that its superblock lacks.
-    pub behind: u64,
+    /// Transactions that its superblock lacked, until it gets one.
+    behind: AtomicU64,
+    /// No superblock names it yet: it gets the next one before the others.
+    is_new: AtomicBool,
+    /// The same of its target.
+    target_is_new: AtomicBool,
+    /// Reads prefer others: it is about to go, and may be rotten.
+    avoided: AtomicBool,
     /// New chunks keep away from the space behind this offset in bytes; usually there is no limit.
     room_end: AtomicU64,
     counts: [AtomicU64; 5],
@@ -121,17 +202,132 @@ pub(crate) struct Member {
 
 impl Member {
     pub fn new(item: DevItem, device: Option<Arc<dyn Device>>, seed: bool, behind: u64) -> Member {
+        let standing = match &device {
+            None => Standing::Missing,
+            // One is what a crash between two devices' superblocks leaves, with all else in place.
+            Some(_) if behind > 1 => Standing::Stale,
+            Some(_) => Standing::Sound,
+        };
         Member {
             devid: DevId(item.devid.get()),
             uuid: Uuid::from_bytes(item.uuid),
             item: Mutex::new(item),
             settled: Mutex::new(Settled { written: item, next: item }),
-            device: device.clone().map(|d| Arc::new(Latched::new(d))),
-            plain: device,
+            slot: RwLock::new(Slot::of(device)),
+            standing: AtomicU8::new(standing as u8),
             seed,
-            behind,
+            behind: AtomicU64::new(behind),
+            is_new: AtomicBool::new(false),
+            target_is_new: AtomicBool::new(false),
+            avoided: AtomicBool::new(false),
             room_end: AtomicU64::new(u64::MAX),
             counts: Default::default(),
+        }
+    }
+
+    pub fn standing(&self) -> Standing {
+        Standing::ALL[usize::from(self.standing.load(Ordering::SeqCst)) % Standing::ALL.len()]
+    }
+
+    pub fn set_standing(&self, to: Standing) {
+        self.standing.store(to as u8, Ordering::SeqCst);
+    }
+
+    /// Whether it has everything.
+    pub fn is_sound(&self) -> bool {
+        self.standing() == Standing::Sound
+    }
+
+    /// Whether it can be read at all.
+    pub fn is_readable(&self) -> bool {
+        matches!(self.standing(), Standing::Sound | Standing::Stale)
+    }
+
+    pub fn behind(&self) -> u64 {
+        self.behind.load(Ordering::Relaxed)
+    }
+
+    /// How much reads keep away from it: 0 for what is as good as any.
+    pub fn reluctance(&self) -> u8 {
+        match self.standing() {
+            Standing::Failed | Standing::Missing => 4,
+            Standing::Stale => 3,
+            Standing::Sound if self.behind() > 0 => 2,
+            Standing::Sound => u8::from(self.avoided.load(Ordering::Relaxed)),
+        }
+    }
+
+    pub fn set_avoided(&self, avoided: bool) {
+        self.avoided.store(avoided, Ordering::Relaxed);
+    }
+
+    /// The device, if it can be read.
+    pub fn device(&self) -> Option<Arc<Latched>> {
+        if !self.is_readable() {
+            return None;
+        }
+        self.slot.read().device.clone()
+    }
+
+    /// The same, whatever became of it.
+    pub fn any_device(&self) -> Option<Arc<Latched>> {
+        self.slot.read().device.clone()
+    }
+
+    /// The same without the latch.
+    pub fn plain(&self) -> Option<Arc<dyn Device>> {
+        if !self.is_readable() {
+            return None;
+        }
+        self.slot.read().plain.clone()
+    }
+
+    /// What takes its place, if that is on its way.
+    pub fn target(&self) -> Option<Arc<Latched>> {
+        self.slot.read().target.clone()
+    }
+
+    /// From now on every write goes there, too.
+    pub fn set_target(&self, target: Option<Arc<dyn Device>>, is_new: bool) {
+        self.target_is_new.store(is_new && target.is_some(), Ordering::SeqCst);
+        self.slot.write().target = target.map(|device| Arc::new(Latched::new(device)));
+    }
+
+    /// The target is the device from now on. Returns what was there before.
+    pub fn take_target(&self) -> Option<Arc<dyn Device>> {
+        let mut slot = self.slot.write();
+        let Some(target) = slot.target.take() else { return None };
+        let before = slot.plain.take();
+        slot.plain = Some(target.clone());
+        slot.device = Some(target);
+        drop(slot);
+        self.behind.store(0, Ordering::Relaxed);
+        self.set_avoided(false);
+        self.set_standing(Standing::Sound);
+        // The superblock there has another number.
+        self.is_new.store(true, Ordering::SeqCst);
+        self.target_is_new.store(false, Ordering::SeqCst);
+        before
+    }
+
+    pub fn is_new(&self) -> bool {
+        self.is_new.load(Ordering::SeqCst)
+    }
+
+    pub fn set_new(&self) {
+        self.is_new.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether no superblock names an output yet.
+    pub fn is_new_as(&self, is_target: bool) -> bool {
+        if is_target { self.target_is_new.load(Ordering::SeqCst) } else { self.is_new() }
+    }
+
+    /// A superblock names it.
+    pub fn is_written(&self) {
+        self.is_new.store(false, Ordering::SeqCst);
+        if self.is_sound() {
+            self.behind.store(0, Ordering::Relaxed);
         }
     }
 
@@ -171,7 +367,7 @@ impl Member {
     }
 
     pub fn read(&self, at: Physical, buf: &mut [u8]) -> Result<(), VolumeError> {
-        let device = self.device.as_ref().ok_or(VolumeError::OnMissing { devid: self.devid })?;
+        let device = self.device().ok_or(VolumeError::OnMissing { devid: self.devid })?;
         device.read_at(at.0, buf).map_err(|e| self.read_failed(e))
     }
 
@@ -181,18 +377,30 @@ impl Member {
     }
 
     /// The device, if this member may be written.
-    pub fn to_write(&self) -> Result<&Arc<Latched>, VolumeError> {
-        match &self.device {
+    pub fn to_write(&self) -> Result<Arc<Latched>, VolumeError> {
+        match self.device() {
             None => Err(VolumeError::MissingForWriting { devid: self.devid, uuid: self.uuid }),
             Some(_) if self.seed => Err(VolumeError::ReadOnly),
             Some(device) => Ok(device),
         }
     }
 
+    /// Whether new chunks may be placed on it.
+    pub fn takes_chunks(&self) -> bool {
+        self.is_sound() && !self.seed
+    }
+
+    /// All that a write to it goes to: nothing, if it is lost and nothing takes its place.
+    pub fn outputs(self: &Arc<Self>) -> impl Iterator<Item = Output> {
+        let own = self.to_write().ok().map(|device| Output { member: self.clone(), device, is_target: false });
+        let target = self.target().map(|device| Output { member: self.clone(), device, is_target: true });
+        own.into_iter().chain(target)
+    }
+
     /// Bytes that the file system may use: the number in the item, as far as the device is long enough.
     pub fn total(&self) -> u64 {
         let total = self.item.lock().total_bytes.get();
-        self.device.as_ref().map_or(total, |d| total.min(d.len()))
+        self.any_device().map_or(total, |d| total.min(d.len()))
     }
 
     /// The offset up to which new chunks may be placed.
@@ -202,18 +410,22 @@ impl Member {
 
     pub fn info(&self) -> DeviceInfo {
         let item = *self.item.lock();
+        let (standing, device) = (self.standing(), self.any_device());
         DeviceInfo {
             devid: self.devid,
             uuid: self.uuid,
-            name: self.device.as_ref().map(|d| d.name()).unwrap_or_default(),
+            name: device.as_ref().map(|d| d.name()).unwrap_or_default(),
             total: ByteLen(item.total_bytes.get()),
             used: ByteLen(item.bytes_used.get()),
-            missing: self.device.is_none(),
+            missing: standing == Standing::Missing,
             seed: self.seed,
-            stale: self.behind > 0,
+            stale: standing == Standing::Stale || self.behind() > 0,
+            failed: standing == Standing::Failed,
+            behind: self.behind(),
+            target: self.target().map(|d| d.name()),
             errors: self.counters(),
             item,
-            stats: self.device.as_ref().and_then(|d| d.stats()),
+            stats: device.and_then(|d| d.stats()),
         }
     }
 }

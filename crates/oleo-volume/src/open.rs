@@ -8,6 +8,7 @@
 //! Nothing in an image is trusted before it is checked: the walk is bounded by level and by number of blocks, and no
 //! chunk may overlap another. Opening writes nothing, but for parity that a crash has left wrong, if the volume is opened for writing (`recover`).
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use oleo_device::Device;
@@ -15,7 +16,7 @@ use oleo_format::{
     Chunk, Corruption, DevId, DevItem, Generation, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
     SuperFlags, TreeId,
 };
-use oleo_lock::RwLock;
+use oleo_lock::{Mutex, RwLock};
 use uuid::Uuid;
 
 use crate::Volume;
@@ -23,7 +24,8 @@ use crate::carve::used_runs;
 use crate::error::VolumeError;
 use crate::flushers::Flushers;
 use crate::geometry::ChunkMap;
-use crate::member::Member;
+use crate::losses::{Losses, not_borne};
+use crate::member::{Member, Standing};
 use crate::records::{self, Base};
 use crate::recover::{patches, put_in_order};
 use crate::rows::{Patches, Rows};
@@ -36,7 +38,7 @@ const CHUNK_TREE_BLOCKS_MAX: usize = 1 << 18;
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Open for writing, too. Refused if a device is missing or has missed more than one transaction.
+    /// Open for writing, too. Refused if a chunk cannot do without the devices that are missing or have missed more than one transaction.
     pub write: bool,
     /// Open even if devices are missing; data that only they hold cannot be read.
     pub degraded: bool,
@@ -59,7 +61,7 @@ impl Volume {
         if opts.write && opts.super_copy.is_some() {
             return Err(VolumeError::Unsupported { what: "writing from a chosen copy of the superblock".into() });
         }
-        let (mut main, found) = gather(devices, opts.super_copy)?;
+        let Gathered { mut main, found, outdated } = gather(devices, opts.super_copy)?;
         if let Some(nth) = opts.backup
             && (opts.write || !main.use_backup(nth))
         {
@@ -90,6 +92,9 @@ impl Volume {
             write: false,
             flushers: Flushers::default(),
             rows: Rows::default(),
+            losses: Losses::default(),
+            left_out: outdated,
+            targets: Mutex::default(),
             poisoned: OnceLock::new(),
         };
         volume.rows.set_patches(of_system);
@@ -122,7 +127,21 @@ impl Volume {
         for map in maps.into_iter().chain(system_chunks(&main)?) {
             table.insert(map, &members)?;
         }
+        for f in found.iter().filter(|f| f.sb.fsid == main.fsid) {
+            let is_member = members.iter().any(|m| m.devid == f.sb.devid() && m.uuid.into_bytes() == f.sb.dev_item.uuid);
+            match f.sb.devid() {
+                _ if is_member => {}
+                DevId(0) => volume.targets.lock().push(f.device.clone()),
+                devid => {
+                    let (name, generation) = (f.device.name(), f.sb.generation());
+                    volume.left_out.push(LeftOut { devid, name, generation, why: WhyLeftOut::NotOfVolume });
+                }
+            }
+        }
         check_presence(&members, &table, opts)?;
+        if opts.write && members.iter().any(|m| m.standing() == Standing::Missing) {
+            volume.losses.owe();
+        }
         if opts.write {
             check_places(&members, &table)?;
         }
@@ -174,6 +193,9 @@ impl Volume {
             write: true,
             flushers: Flushers::default(),
             rows: Rows::of_new_volume(),
+            losses: Losses::default(),
+            left_out: Vec::new(),
+            targets: Mutex::default(),
             poisoned: OnceLock::new(),
         })
     }
@@ -238,10 +260,41 @@ impl Found {
     }
 }
 
+/// The devices that are named, sorted out.
+struct Gathered {
+    /// The newest superblock.
+    main: SuperBlock,
+    found: Vec<Found>,
+    outdated: Vec<LeftOut>,
+}
+
+/// A device that was named and is not used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeftOut {
+    /// The number that its superblock says.
+    pub devid: DevId,
+    /// Its name.
+    pub name: String,
+    /// The last transaction that it knows.
+    pub generation: Generation,
+    /// The reason.
+    pub why: WhyLeftOut,
+}
+
+/// Why a device is not used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum WhyLeftOut {
+    /// Another has its number, and is newer: it was replaced, or is an old copy.
+    Outdated,
+    /// The volume has no such device: it was removed, or adding it was cut short.
+    NotOfVolume,
+}
+
 /// Reads all superblocks and finds the newest of the volume: of the first device's file system, or, if that is a seed,
-/// of the file system that is not a seed.
-fn gather(devices: Vec<Arc<dyn Device>>, super_copy: Option<usize>) -> Result<(SuperBlock, Vec<Found>), VolumeError> {
-    let mut found = Vec::with_capacity(devices.len());
+/// of the file system that is not a seed. Of two devices with one number the newer is taken; if neither is, that is an error.
+fn gather(devices: Vec<Arc<dyn Device>>, super_copy: Option<usize>) -> Result<Gathered, VolumeError> {
+    let mut found: Vec<Found> = Vec::with_capacity(devices.len());
     for device in devices {
         let sb = match super_copy {
             Some(nth) => read_copy(&*device, nth)?,
@@ -260,14 +313,27 @@ fn gather(devices: Vec<Arc<dyn Device>>, super_copy: Option<usize>) -> Result<(S
                 want: Uuid::from_bytes(fsid),
             });
         }
-        let same = |o: &&Found| o.sb.fsid == f.sb.fsid && o.sb.dev_item.devid == f.sb.dev_item.devid;
+        let same = |o: &&Found| {
+            let equal = o.sb.dev_item.devid == f.sb.dev_item.devid && o.sb.generation == f.sb.generation;
+            equal && o.sb.fsid == f.sb.fsid
+        };
         if let Some(other) = found[..i].iter().find(same) {
             return Err(twins(f.sb.devid(), &other.device.name(), &f.device.name()));
         }
     }
+    let mut outdated = Vec::new();
+    let mut newest: BTreeMap<([u8; 16], u64), Found> = BTreeMap::new();
+    found.sort_by_key(|f| f.sb.generation.get());
+    for f in found {
+        if let Some(older) = newest.insert((f.sb.fsid, f.sb.dev_item.devid.get()), f) {
+            let (devid, name, generation) = (older.sb.devid(), older.device.name(), older.sb.generation());
+            outdated.push(LeftOut { devid, name, generation, why: WhyLeftOut::Outdated });
+        }
+    }
+    let found: Vec<Found> = newest.into_values().collect();
     let of_volume = found.iter().filter(|f| f.sb.fsid == fsid);
     let newest = of_volume.max_by_key(|f| f.sb.generation.get()).ok_or(VolumeError::NoDevices)?;
-    Ok((newest.sb, found))
+    Ok(Gathered { main: newest.sb, found, outdated })
 }
 
 fn twins(devid: DevId, first: &str, second: &str) -> VolumeError {
@@ -299,20 +365,17 @@ fn dev_item(key: &Key, item: &[u8]) -> Result<DevItem, Corruption> {
 /// Refuses what cannot be read or written with the devices that are there.
 fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) -> Result<(), VolumeError> {
     let named = members.iter().chain(table.iter().flat_map(|p| p.on.iter()));
-    let mut missing: Vec<_> = named.filter(|m| m.device.is_none()).map(|m| (m.devid, m.uuid)).collect();
+    let mut missing: Vec<_> = named.filter(|m| m.standing() == Standing::Missing).map(|m| (m.devid, m.uuid)).collect();
     missing.sort_unstable();
     missing.dedup();
     match missing.first() {
         Some(&first) if !opts.degraded => return Err(VolumeError::Missing { first, count: missing.len() }),
-        Some(&(devid, uuid)) if opts.write => return Err(VolumeError::MissingForWriting { devid, uuid }),
         _ => {}
     }
-    // One transaction behind is what a crash between two devices' superblocks leaves, with all else in place.
     if opts.write
-        && let Some(m) = members.iter().find(|m| m.behind > 1)
+        && let Some((chunk, devid)) = not_borne(table, |m| !m.is_sound())
     {
-        let what = format!("writing while device {} is {} transactions behind; it can only be read", m.devid, m.behind);
-        return Err(VolumeError::Unsupported { what });
+        return Err(VolumeError::NotBorne { chunk, devid });
     }
     // What no row has whole would have its parity outside of the chunk.
     if opts.write
@@ -330,7 +393,7 @@ fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) ->
 fn check_places(members: &[Arc<Member>], table: &Table) -> Result<(), Corruption> {
     for member in members {
         let total = member.item.lock().total_bytes.get();
-        if let Some(device) = member.device.as_ref().filter(|d| d.len() < total) {
+        if let Some(device) = member.device().filter(|d| d.len() < total) {
             let place = format!("device {} ({})", member.devid, device.name());
             return Err(Corruption::new("device item", "total_bytes", total, device.len()).within(place));
         }

@@ -122,6 +122,15 @@ impl Profile {
         stripes.saturating_sub(shape.parities.into()) / u64::from(shape.copies)
     }
 
+    /// How many devices of a chunk can be lost, whichever they are.
+    pub fn losses_max(self) -> u16 {
+        let shape = self.shape();
+        match self {
+            Profile::Dup => 0,
+            _ => shape.parities.max(shape.copies - 1),
+        }
+    }
+
     /// The feature bits that a superblock must have before a chunk of this profile may exist.
     pub fn incompat(self) -> Incompat {
         match self {

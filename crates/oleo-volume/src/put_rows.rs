@@ -40,8 +40,8 @@ impl Volume {
         self.may_write()?;
         let mut records = self.rows.records.lock();
         let mut taken = 0;
-        for (member, _) in &self.writable_members() {
-            taken += usize::from(records.claim(member).map_err(|e| self.stop(e))?);
+        for output in self.outputs().iter().filter(|output| !output.is_target) {
+            taken += usize::from(records.claim(&output.member).map_err(|e| self.stop(e))?);
         }
         if taken > 0 {
             self.flush_members()?;
@@ -137,7 +137,7 @@ impl Volume {
             let member = &doubt.placed.on[cure.stripe];
             let at = doubt.placed.map.physical(cure.stripe, cure.offset).0;
             let mut found = vec![0; cure.was.len()];
-            let Some(device) = member.plain.as_ref().filter(|device| device.read_at(at, &mut found).is_ok()) else {
+            let Some(device) = member.plain().filter(|device| device.read_at(at, &mut found).is_ok()) else {
                 continue;
             };
             if found != cure.was {
@@ -183,9 +183,9 @@ impl Volume {
             let unrecorded = recorded.iter().filter(|(_, on)| on.iter().all(Option::is_none)).count() as u64;
             let all = recorded.len() as u64;
             if unrecorded < all {
-                let members: Vec<_> = self.writable_members().into_iter().map(|(member, _)| member).collect();
+                let failed = records.write(&self.outputs(), &self.rules, &recorded);
                 // Without room for the record nothing is at stake: the columns are as they were.
-                records.write(&members, &self.rules, &recorded).map_err(|e| self.stop(e))?;
+                self.bear(failed)?;
                 self.flush_members().map_err(|e| self.stop_for_good(e))?;
             }
             self.rows.count_records(all - unrecorded, unrecorded, u64::from(unrecorded < all));

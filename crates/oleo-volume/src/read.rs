@@ -16,7 +16,7 @@ use crate::Volume;
 use crate::batch::Batch;
 use crate::error::VolumeError;
 use crate::geometry::{ChunkMap, Piece, STRIPE_LEN};
-use crate::member::Count;
+use crate::member::{Count, Standing};
 use crate::profile::Profile;
 use crate::rebuild::{Lost, rebuild, ways};
 use crate::table::Placed;
@@ -93,7 +93,7 @@ impl Volume {
             let piece = placed.map.piece(at, len);
             if let Some(&Source::Copy { stripe }) = sources(&placed, &piece).first()
                 && piece.len == len
-                && placed.on[stripe].device.is_some()
+                && placed.on[stripe].is_readable()
             {
                 batch.add(&placed.on[stripe], placed.map.physical(stripe, piece.offset).0, buf, index);
             }
@@ -129,7 +129,11 @@ impl Volume {
         for (placed, offset, span_len) in &spans {
             for piece in spread(&placed.map, *offset, *span_len) {
                 let (head, tail) = rest.split_at_mut(piece.len as usize);
-                parts.push(Part { placed, piece, sources: sources(placed, &piece), buf: head, error: None });
+                let mut sources = sources(placed, &piece);
+                if csums.is_none() {
+                    without_outdated(placed, &mut sources).map_err(|why| no_good_copy(at, len, Some(why)))?;
+                }
+                parts.push(Part { placed, piece, sources, buf: head, error: None });
                 rest = tail;
             }
         }
@@ -265,7 +269,7 @@ impl Volume {
         let mut left = Vec::new();
         for (index, part) in parts.iter_mut().enumerate() {
             match part.sources.first() {
-                Some(&Source::Copy { stripe }) if part.placed.on[stripe].device.is_some() => {
+                Some(&Source::Copy { stripe }) if part.placed.on[stripe].is_readable() => {
                     let offset = part.placed.map.physical(stripe, part.piece.offset).0;
                     batch.add(&part.placed.on[stripe], offset, part.buf, index);
                 }
@@ -332,7 +336,7 @@ impl Volume {
         }
         let parity = placed.map.profile.has_parity();
         let _row = parity.then(|| self.rows.lock_one(placed.map.start, offset / STRIPE_LEN));
-        if let Some(device) = &member.plain
+        if let Some(device) = member.plain()
             && device.write_at(placed.map.physical(stripe, offset).0, good).is_err()
         {
             member.count(Count::Write);
@@ -439,21 +443,44 @@ fn sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
         false => 0,
     };
     let mut stripes: Vec<usize> = (0..piece.copies).map(|i| piece.stripe + (turn + i) % piece.copies).collect();
-    stripes.sort_by_key(|&s| (placed.on[s].device.is_none(), placed.on[s].behind > 0));
+    stripes.sort_by_key(|&s| placed.on[s].reluctance());
     stripes.into_iter().map(|stripe| Source::Copy { stripe }).collect()
 }
 
 /// The stripe itself, then every way to rebuild it that does without the stripes that are missing.
 fn parity_sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
     let mut sources = Vec::new();
-    if placed.on[piece.stripe].device.is_some() {
+    let own = &placed.on[piece.stripe];
+    if own.is_readable() {
         sources.push(Source::Copy { stripe: piece.stripe });
     }
     sources.extend(ways(placed, piece).into_iter().map(Source::Parity));
+    // What is rebuilt from others is better than what missed writes, or is about to go.
+    if own.is_readable() && own.reluctance() > 0 {
+        sources.rotate_left(1);
+    }
     if sources.is_empty() {
         sources.push(Source::Copy { stripe: piece.stripe }); // fails, and says which device is missing
     }
     sources
+}
+
+/// Leaves out copies of which nobody can tell whether they are old, if there are others, here or on a device that is not there.
+fn without_outdated(placed: &Placed, sources: &mut Vec<Source>) -> Result<(), VolumeError> {
+    let shape = placed.map.profile.shape();
+    if shape.copies == 1 && shape.parities == 0 {
+        return Ok(());
+    }
+    let outdated = |source: &Source| match source {
+        Source::Copy { stripe } => Some(&placed.on[*stripe]).filter(|member| member.standing() == Standing::Stale),
+        Source::Parity(_) => None,
+    };
+    let devid = sources.iter().find_map(outdated).map(|member| member.devid);
+    sources.retain(|source| outdated(source).is_none());
+    match devid {
+        Some(devid) if sources.is_empty() => Err(VolumeError::Outdated { devid }),
+        _ => Ok(()),
+    }
 }
 
 fn count_corruption(placed: &Placed, used: &[(Source, Piece)], why: &Corruption) {

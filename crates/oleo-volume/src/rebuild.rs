@@ -36,7 +36,7 @@ pub(crate) fn ways(placed: &Placed, piece: &Piece) -> Vec<Lost> {
     let row = piece.offset / STRIPE_LEN;
     let want = map.unit_of(piece.stripe, piece.offset);
     let missing: Vec<usize> =
-        (0..units).filter(|&u| u != want && placed.on[map.rotated(row, u)].device.is_none()).collect();
+        (0..units).filter(|&u| u != want && !placed.on[map.rotated(row, u)].is_sound()).collect();
     let others: Vec<Option<usize>> = match (units - data, &missing[..]) {
         (1, []) => vec![None],
         (2, [other]) => vec![Some(*other)],
@@ -67,7 +67,7 @@ pub(crate) fn rebuild(
     for (unit, buf) in units.iter_mut().enumerate().filter(|(unit, _)| !gone.contains(unit)) {
         let stripe = map.rotated(row, unit);
         let member = &placed.on[stripe];
-        if member.device.is_none() {
+        if !member.is_sound() {
             return Err(VolumeError::OnMissing { devid: member.devid });
         }
         batch.add(member, map.physical(stripe, offset).0, buf, stripe);

@@ -26,7 +26,8 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::{ChunkMap, STRIPE_LEN};
-use crate::member::Member;
+use crate::losses::Failure;
+use crate::member::{Member, Output};
 
 /// Where records are, bytes of a device.
 const PLACE: u64 = 512 << 10;
@@ -182,7 +183,7 @@ impl Records {
     pub fn is_usable(&mut self, member: &Member) -> bool {
         *self.usable.entry(member.devid).or_insert_with(|| {
             let mut bytes = vec![0; (HALF_LEN * HALVES) as usize];
-            let read = member.device.as_ref().is_some_and(|device| device.read_at(PLACE, &mut bytes).is_ok());
+            let read = member.device().is_some_and(|device| device.read_at(PLACE, &mut bytes).is_ok());
             let ours = |half: &[u8]| half[32..40] == MAGIC || half.iter().all(|&byte| byte == 0);
             read && bytes.chunks(HALF_LEN as usize).all(ours)
         })
@@ -201,12 +202,13 @@ impl Records {
 
     /// Puts a record on all devices that can have one. Not durable: the caller flushes them all.
     /// `parities`: with the member that each sum belongs to. They fit (see [`Budget`]).
+    /// Returns what failed.
     pub fn write(
         &mut self,
-        members: &[Arc<Member>],
+        outputs: &[Output],
         rules: &NodeRules,
         parities: &[(&LiveParity, [Option<DevId>; 2])],
-    ) -> Result<(), DeviceError> {
+    ) -> Vec<Failure> {
         let mut on: BTreeMap<DevId, OnDevice> = BTreeMap::new();
         for (live, devices) in parities {
             for (nth, (sum, devid)) in live.sums.iter().zip(devices).enumerate() {
@@ -226,18 +228,24 @@ impl Records {
         }
         let number = self.number + 1;
         let at = PLACE + number % HALVES * HALF_LEN;
-        for member in members {
+        let mut failed = Vec::new();
+        // What takes another's place is copied from it after a crash, too.
+        for output in outputs.iter().filter(|output| !output.is_target) {
+            let member = &output.member;
             if !self.is_usable(member) {
                 continue;
             }
-            let Ok(device) = member.to_write() else { continue };
             let of = on.remove(&member.devid).unwrap_or_default();
             let head = header(rules, member, self.bases, number, &of);
-            device.write_batch(&[oleo_device::WriteReq { offset: at, parts: &[&head, &of.payload] }])?;
+            let done = output.device.write_batch(&[oleo_device::WriteReq { offset: at, parts: &[&head, &of.payload] }]);
+            failed.extend(done.err().map(|error| Failure::new(output, error)));
         }
-        // Not before: one that did not get there takes the same half again, since the other may still be needed.
-        self.number = number;
-        Ok(())
+        // One that found no room takes the same half again, since the other may still be needed. A device that is lost takes nothing
+        // from the record on the others.
+        if !failed.iter().any(Failure::is_full) {
+            self.number = number;
+        }
+        failed
     }
 }
 
@@ -285,10 +293,10 @@ impl Budget {
 /// The number of the newest record, and all that the two newest say, the older first. What cannot be read or is not whole is no record.
 pub(crate) fn find(members: &[Arc<Member>], rules: &NodeRules, committed: Base) -> (u64, Vec<LiveParity>) {
     let mut found: BTreeMap<u64, BTreeMap<Columns, LiveParity>> = BTreeMap::new();
-    for member in members.iter().filter(|m| m.behind == 0 && !m.seed) {
-        let Some(device) = &member.device else { continue };
+    for member in members.iter().filter(|m| m.behind() == 0 && !m.seed) {
+        let Some(device) = member.device() else { continue };
         for half in 0..HALVES {
-            let Some((number, entries)) = read_half(&**device, member, half, rules, committed) else { continue };
+            let Some((number, entries)) = read_half(&*device, member, half, rules, committed) else { continue };
             let record = found.entry(number).or_default();
             for (columns, parity, sum) in entries {
                 let live = record.entry(columns).or_insert_with(|| LiveParity { columns, sums: [None, None] });

@@ -418,7 +418,7 @@ fn read_rest(rows: &[RowWrite<'_>], parts: &mut [Part]) -> Result<u64, VolumeErr
             let tag = wanted.len();
             read_bytes += buf.len() as u64;
             wanted.push((index, unit, Piece { at: 0, len: buf.len() as u64, stripe, copies: 1, offset }, has));
-            match row.placed.on[stripe].device.is_some() {
+            match row.placed.on[stripe].is_sound() {
                 true => batch.add(&row.placed.on[stripe], map.physical(stripe, offset).0, buf, tag),
                 false => gone.push(tag),
             }

@@ -1,7 +1,8 @@
 //! Writing: every byte to all its copies; flush; superblocks; discard.
 //!
-//! Invariants: after the first write or flush that fails, the volume is poisoned: nothing else is written, least of all
-//! superblocks, so the last durable transaction stays the newest. The parity of what was written fits (`stripes`). Devices
+//! Invariants: after the first write or flush that fails, and that the volume cannot do without (`losses`), it is poisoned: nothing else is
+//! written, least of all superblocks, so the last durable transaction stays the newest. What is lost is left out: copies, units of rows, and
+//! superblocks. The parity of what was written fits (`stripes`). Devices
 //! work in parallel, each on its own sorted and merged batch; a large one is handed over in parts by several threads, since most of the
 //! time goes into copying it to the system.
 
@@ -14,7 +15,8 @@ use oleo_format::{ByteLen, Chunk, DevItem, Key, Logical, SUPER_LEN, SUPER_OFFSET
 use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
-use crate::member::{Count, Member, Settled};
+use crate::losses::Failure;
+use crate::member::{Count, Output, Settled};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
 use crate::records::Base;
 use crate::stripes::{Put, RowWrites};
@@ -27,7 +29,7 @@ const SPLIT_BYTES_MIN: u64 = 8 << 20;
 const SPLIT_MAX: usize = 4;
 
 /// The writes of one device: place, bytes.
-type DeviceWrites<'a> = (Arc<Member>, Vec<(u64, &'a [u8])>);
+type DeviceWrites<'a> = (Output, Vec<(u64, &'a [u8])>);
 
 /// Which of a device's ways of writing.
 pub(crate) type HandOver = fn(&Latched, &[WriteReq<'_>]) -> Result<(), DeviceError>;
@@ -35,18 +37,38 @@ pub(crate) type HandOver = fn(&Latched, &[WriteReq<'_>]) -> Result<(), DeviceErr
 /// What goes to which device.
 #[derive(Default)]
 pub(crate) struct Writes<'a> {
-    by_device: BTreeMap<u64, DeviceWrites<'a>>,
+    /// By number, the target of a device behind it.
+    by_device: BTreeMap<(u64, bool), DeviceWrites<'a>>,
     bytes: u64,
 }
 
 impl<'a> Writes<'a> {
+    /// Adds a write. It is left out where the device is lost: the caller has made sure that the bytes are elsewhere ([`can_write`]).
     pub fn add(&mut self, placed: &Placed, put: &Put<'a>) -> Result<(), VolumeError> {
         let member = &placed.on[put.stripe];
-        member.to_write()?;
-        let writes = self.by_device.entry(member.devid.0).or_insert_with(|| (member.clone(), Vec::new()));
-        writes.1.push((placed.map.physical(put.stripe, put.offset).0, put.bytes));
-        self.bytes += put.bytes.len() as u64;
+        if member.seed {
+            return Err(VolumeError::ReadOnly);
+        }
+        for output in member.outputs() {
+            let key = (member.devid.0, output.is_target);
+            let writes = self.by_device.entry(key).or_insert_with(|| (output, Vec::new()));
+            writes.1.push((placed.map.physical(put.stripe, put.offset).0, put.bytes));
+            self.bytes += put.bytes.len() as u64;
+        }
         Ok(())
+    }
+}
+
+/// Refuses to write to a chunk, as far as `stripes` of it say, that cannot do without the devices that are lost.
+pub(crate) fn can_write(placed: &Placed, stripes: std::ops::Range<usize>) -> Result<(), VolumeError> {
+    let lost = |stripe: &usize| !placed.on[*stripe].is_sound();
+    let parities = usize::from(placed.map.profile.shape().parities);
+    let borne = if parities > 0 { parities } else { stripes.len().saturating_sub(1) };
+    match stripes.clone().find(lost) {
+        Some(first) if stripes.filter(lost).count() > borne => {
+            Err(VolumeError::NotBorne { chunk: placed.map.start, devid: placed.on[first].devid })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -79,9 +101,11 @@ impl Volume {
                     let (head, tail) = rest.split_at(piece.len as usize);
                     rest = tail;
                     if placed.map.profile.has_parity() {
+                        can_write(&placed, 0..placed.on.len())?;
                         rows.add(&placed, &piece, head);
                         continue;
                     }
+                    can_write(&placed, piece.stripe..piece.stripe + piece.copies)?;
                     for stripe in piece.stripe..piece.stripe + piece.copies {
                         writes.add(&placed, &Put { stripe, offset: piece.offset, bytes: head })?;
                     }
@@ -98,14 +122,15 @@ impl Volume {
     pub(crate) fn hand_over(&self, writes: Writes<'_>, hand_over: HandOver) -> Result<(), VolumeError> {
         let parallel = writes.bytes >= PARALLEL_BYTES_MIN;
         let threads = if parallel { threads_of_a_write() } else { 1 };
-        let work = writes.by_device.into_values().flat_map(|(member, writes)| {
+        let work = writes.by_device.into_values().flat_map(|(output, writes)| {
             let parts = split(writes, threads);
-            parts.into_iter().map(move |part| (member.clone(), part))
+            parts.into_iter().map(move |part| (output.clone(), part))
         });
-        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| {
-            write_device(&member, &writes, hand_over)
+        let done = each(work.collect(), parallel, |(output, writes): DeviceWrites<'_>| {
+            let done = write_device(&output, &writes, hand_over);
+            done.map_err(|error| Failure::new(&output, error))
         });
-        all_done(done).map_err(|e| self.stop(e))
+        self.bear(failures(done))
     }
 
     /// Makes everything durable that was written before. If a flush fails, nothing is written after it.
@@ -120,12 +145,19 @@ impl Volume {
 
     /// The same for what no superblock is to name.
     pub(crate) fn flush_members(&self) -> Result<(), VolumeError> {
-        let (members, devices): (Vec<_>, Vec<_>) = self.writable_members().into_iter().unzip();
-        let done = self.flushers.flush_all(&devices);
-        for (member, _) in members.iter().zip(&done).filter(|(_, done)| done.is_err()) {
-            member.count(Count::Flush);
-        }
-        all_done(done).map_err(|e| self.stop(e))
+        self.flush_outputs(&self.outputs())
+    }
+
+    fn flush_outputs(&self, outputs: &[Output]) -> Result<(), VolumeError> {
+        let devices: Vec<Arc<Latched>> = outputs.iter().map(|output| output.device.clone()).collect();
+        let done = self.flushers.flush_all(&devices).into_iter().zip(outputs);
+        let done = done.map(|(done, output)| {
+            done.map_err(|error| {
+                output.member.count(Count::Flush);
+                Failure::new(output, error)
+            })
+        });
+        self.bear(failures(done.collect()))
     }
 
     /// Says to the devices that whoever has them open is done ([`Device::release`]). After a failure there is nothing to be said.
@@ -136,18 +168,25 @@ impl Volume {
         if self.poisoned.get().is_some() {
             return Ok(());
         }
-        let members: Vec<_> = self.members.read().iter().filter_map(|member| member.device.clone()).collect();
-        all_done(members.iter().map(|device| device.release()).collect()).map_err(|e| self.stop(e))
+        let members = self.members.read().clone();
+        let targets = members.iter().filter_map(|member| member.target());
+        let devices: Vec<_> = members.iter().filter_map(|member| member.any_device()).chain(targets).collect();
+        let done: Vec<_> = devices.iter().map(|device| device.release()).collect();
+        // What failed was told, and the volume does without it.
+        let failed = |device: &Arc<Latched>| device.failure().is_some();
+        let done = done.into_iter().zip(&devices).filter(|(done, device)| done.is_ok() || !failed(device));
+        done.map(|(done, _)| done).collect::<Result<(), _>>().map_err(|e| self.stop(e))
     }
 
     /// Sees to it that nothing that is written from now on survives a crash that loses something written before. With one device its own
     /// barrier does, which need not make anything durable. With several, an order on each is none between them: of two devices the
     /// one might keep a superblock that names what the other never had. So those are flushed.
     fn barrier(&self) -> Result<(), VolumeError> {
-        let members = self.writable_members();
-        let [(member, device)] = members.as_slice() else { return self.flush() };
+        let outputs = self.outputs();
+        let [output] = outputs.as_slice() else { return self.flush() };
         self.rows.turn();
-        device.barrier().inspect_err(|_| member.count(Count::Flush)).map_err(|e| self.stop(e))
+        let done = output.device.barrier().inspect_err(|_| output.member.count(Count::Flush));
+        self.bear(failures(vec![done.map_err(|error| Failure::new(output, error))]))
     }
 
     /// Makes `sb` the superblock of every device: barrier, first mirrors, flush, other mirrors. `dev_item`, `bytenr` and
@@ -158,16 +197,28 @@ impl Volume {
         check_fields(sb).map_err(|e| e.within("superblock to be written"))?;
         // What is recorded from here on may be under way when this is the newest; what was recorded before is written.
         self.rows.records.lock().bases[1] = sb.into();
+        let losses = self.losses.count();
         self.barrier()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[..1], |settled| settled.next)?;
+        let (new, known): (Vec<_>, Vec<_>) = self.outputs().into_iter().partition(Output::is_new);
+        // A superblock that names a device comes after that device's own: the other way round a crash leaves a volume with a device that
+        // nobody can recognise.
+        if !new.is_empty() {
+            self.write_mirrors(sb, &SUPER_OFFSETS[..1], &new, |settled| settled.next)?;
+            self.flush_outputs(&new)?;
+        }
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &known, |settled| settled.next)?;
         self.flush()?;
         self.rows.records.lock().bases = [sb.into(), Base::default()];
         *self.super_block.write() = *sb;
+        for output in new.iter().chain(&known) {
+            output.written();
+        }
         for member in self.members.read().iter() {
             let mut settled = member.settled.lock();
             settled.written = settled.next;
         }
-        self.write_mirrors(sb, &SUPER_OFFSETS[1..], |settled| settled.written)
+        self.losses.superblock_written(losses);
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..], &self.outputs(), |settled| settled.written)
     }
 
     /// Makes `sb`, the superblock on disk with the root of a log in it, the first mirror of every device: barrier, first
@@ -175,35 +226,40 @@ impl Volume {
     pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         self.barrier()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[..1], |settled| settled.written)?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &self.known_outputs(), |settled| settled.written)?;
         self.flush()
     }
 
     /// Writes `sb` to all mirrors but the first; durable after the next flush.
     pub fn write_other_mirrors(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[1..], |settled| settled.written)
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..], &self.known_outputs(), |settled| settled.written)
     }
 
-    /// Writes some mirrors, with the item of each device that the trees of this superblock have.
+    /// Writes some mirrors, with the item of each device that the trees of this superblock have. What missed writes gets none: its
+    /// superblock says so.
     fn write_mirrors(
         &self,
         sb: &SuperBlock,
         mirrors: &[u64],
+        on: &[Output],
         item: impl Fn(&Settled) -> DevItem,
     ) -> Result<(), VolumeError> {
-        let write = || -> Result<(), DeviceError> {
-            for (member, device) in &self.writable_members() {
-                let total = member.total();
-                let bytes = |&at: &u64| SuperBlock { dev_item: item(&member.settled.lock()), ..*sb }.to_bytes(at);
-                let fit = mirrors.iter().filter(|&&at| at + (SUPER_LEN as u64) < total);
-                for (at, bytes) in fit.map(|at| (*at, bytes(at))) {
-                    device.write_at(at, &bytes).inspect_err(|e| count_write(member, e))?;
-                }
+        let one = |output: &Output| -> Result<(), Failure> {
+            let member = &output.member;
+            let item = item(&member.settled.lock());
+            let item = if output.is_target { target_item(&item) } else { item };
+            let total = item.total_bytes.get().min(output.device.len());
+            let bytes = |&at: &u64| SuperBlock { dev_item: item, ..*sb }.to_bytes(at);
+            let fit = mirrors.iter().filter(|&&at| at + (SUPER_LEN as u64) < total);
+            for (at, bytes) in fit.map(|at| (*at, bytes(at))) {
+                let done = output.device.write_at(at, &bytes).inspect_err(|e| count_write(output, e));
+                done.map_err(|error| Failure::new(output, error))?;
             }
             Ok(())
         };
-        write().map_err(|e| self.stop(e))
+        let sound = on.iter().filter(|output| output.is_target || output.member.is_sound());
+        self.bear(failures(sound.map(one).collect()))
     }
 
     /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their total
@@ -255,10 +311,11 @@ impl Volume {
                     if placed.on[stripe].seed {
                         continue;
                     }
-                    let device = placed.on[stripe].to_write()?;
-                    match device.discard(placed.map.physical(stripe, piece.offset).0, piece.len) {
-                        Ok(()) | Err(DeviceError::Unsupported { .. }) => {}
-                        Err(e) => return Err(e.into()),
+                    for output in placed.on[stripe].outputs() {
+                        match output.device.discard(placed.map.physical(stripe, piece.offset).0, piece.len) {
+                            Ok(()) | Err(DeviceError::Unsupported { .. }) => {}
+                            Err(e) => return Err(e.into()),
+                        }
                     }
                 }
             }
@@ -266,9 +323,14 @@ impl Volume {
         Ok(())
     }
 
-    pub(crate) fn writable_members(&self) -> Vec<(Arc<Member>, Arc<Latched>)> {
-        let members = self.members.read();
-        members.iter().filter_map(|m| Some((m.clone(), m.to_write().ok()?.clone()))).collect()
+    /// All that is written to.
+    pub(crate) fn outputs(&self) -> Vec<Output> {
+        self.members.read().iter().flat_map(|member| member.outputs()).collect()
+    }
+
+    /// Those of them that a superblock names.
+    fn known_outputs(&self) -> Vec<Output> {
+        self.outputs().into_iter().filter(|output| !output.is_new()).collect()
     }
 
     pub(crate) fn may_write(&self) -> Result<(), VolumeError> {
@@ -296,9 +358,13 @@ impl Volume {
     }
 }
 
-/// The first failure, if there is one.
-fn all_done(results: Vec<Result<(), DeviceError>>) -> Result<(), DeviceError> {
-    results.into_iter().collect()
+fn failures(results: Vec<Result<(), Failure>>) -> Vec<Failure> {
+    results.into_iter().filter_map(Result::err).collect()
+}
+
+/// The item in the superblock of a device that is about to take another's place: its number is 0 until it has.
+fn target_item(of: &DevItem) -> DevItem {
+    DevItem { devid: 0.into(), ..*of }
 }
 
 /// How many threads one large write of a device is worth. Counted once: the standard library reads files of the system to find out.
@@ -325,8 +391,7 @@ fn split(mut writes: Vec<(u64, &[u8])>, parts_max: usize) -> Vec<Vec<(u64, &[u8]
 }
 
 /// Merges neighbours of one device's sorted writes, and hands them over as one batch.
-fn write_device(member: &Member, writes: &[(u64, &[u8])], hand_over: HandOver) -> Result<(), DeviceError> {
-    let Some(device) = &member.device else { return Ok(()) };
+fn write_device(output: &Output, writes: &[(u64, &[u8])], hand_over: HandOver) -> Result<(), DeviceError> {
     debug_assert!(writes.windows(2).all(|w| w[0].0 + w[0].1.len() as u64 <= w[1].0), "writes overlap");
     let parts: Vec<&[u8]> = writes.iter().map(|w| w.1).collect();
     let mut reqs = Vec::new();
@@ -335,13 +400,13 @@ fn write_device(member: &Member, writes: &[(u64, &[u8])], hand_over: HandOver) -
         reqs.push(WriteReq { offset: run[0].0, parts: &parts[first..first + run.len()] });
         first += run.len();
     }
-    hand_over(device, &reqs).inspect_err(|e| count_write(member, e))
+    hand_over(&output.device, &reqs).inspect_err(|e| count_write(output, e))
 }
 
-/// Counts a failed write. Missing space below the device is not the device's failure.
-fn count_write(member: &Member, e: &DeviceError) {
-    if !e.is_full() {
-        member.count(Count::Write);
+/// Counts a failed write. Missing space below the device is not the device's failure, and a target is no device of the volume yet.
+fn count_write(output: &Output, e: &DeviceError) {
+    if !e.is_full() && !output.is_target {
+        output.member.count(Count::Write);
     }
 }
 

@@ -24,6 +24,7 @@ use oleo_format::QgroupStatusFlags;
 use oleo_fs::Fs;
 use oleo_jobs::{BalanceEnd, BalanceState, Balancer};
 
+use crate::notices::{self, OnNotice};
 use crate::{Error, Image, control};
 
 /// Blocks that one step of the cleaner takes apart: some milliseconds.
@@ -167,6 +168,7 @@ struct Worker {
     /// Disconnected when the threads are to end.
     ended: Receiver<()>,
     on_error: Option<OnError>,
+    on_notice: OnNotice,
     /// Has one place, for the first error.
     first: Sender<BackgroundError>,
 }
@@ -198,7 +200,8 @@ impl Image {
         let (alive, ended) = bounded(0);
         let (first_in, first) = bounded(1);
         let fs = self.fs().clone();
-        let worker = Worker { fs: fs.clone(), ended, on_error: options.on_error, first: first_in };
+        let on_notice = self.on_notice().clone();
+        let worker = Worker { fs: fs.clone(), ended, on_error: options.on_error, on_notice, first: first_in };
         let mut threads = Vec::new();
         if self.is_writable() {
             let (interval, resume) = (options.commit_interval, options.resume_balance);
@@ -291,11 +294,13 @@ impl Worker {
         let mut reported = false;
         let mut due = Instant::now() + every;
         loop {
+            notices::of_lost(fs.engine().volume(), &self.on_notice);
             let pressed = fs.wait_commit(due.saturating_duration_since(Instant::now()).min(LOOK_UP));
             if self.wait(Duration::ZERO) {
                 return;
             }
-            let is_due = Instant::now() >= due;
+            // Whoever was left out has to be seen to be behind soon.
+            let is_due = Instant::now() >= due || fs.engine().volume().owes_commit();
             if !pressed && !is_due {
                 continue;
             }

@@ -26,6 +26,7 @@ mod request;
 mod wire;
 
 pub use crate::SubvolRef;
+pub use crate::devices::WhichDevice;
 pub use bytes::Bytes;
 
 pub use caller::Caller;
@@ -36,8 +37,8 @@ pub use invalidation::Invalidation;
 pub use location::Location;
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
 pub use oleo_jobs::{
-    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, Filters,
-    NewExtent, NewSize, Reclaimed, Resized, Span,
+    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, DeviceJob,
+    Filters, NewExtent, NewSize, Reclaimed, Removed, Resized, Span,
 };
 pub use reply::{
     DeviceCounts, DeviceErrors, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown,
@@ -45,7 +46,7 @@ pub use reply::{
     SubvolShown, Usage,
 };
 pub use request::{
-    BalanceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, SendHow, WhichGroup,
+    BalanceChange, DeviceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, SendHow, WhichGroup,
 };
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, connect_of, serve, stop};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use oleo_device::{Device, FileOptions};
 use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
 use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions, errno};
-use oleo_jobs::Balancer;
+use oleo_jobs::{Balancer, Members};
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
@@ -15,6 +15,7 @@ use crate::device::Place;
 use crate::device::open::open_place;
 use crate::error::AtPlace;
 use crate::error::ErrorKind;
+use crate::notices::{self, OnNotice};
 use crate::{Access, Error, File, ImagePath, OpenOptions, Result, SubvolRef, log};
 
 /// Blocks that one step of cleaning takes apart.
@@ -26,7 +27,9 @@ const CLEAN_BLOCKS: usize = 1024;
 /// done since the last commit, never what was committed.
 pub struct Image {
     fs: Fs,
+    on_notice: OnNotice,
     balancer: Arc<Balancer>,
+    members: Members,
     write: bool,
 }
 
@@ -112,12 +115,19 @@ impl Image {
         if options.writes() {
             log::replay(&fs)?;
             fs.engine().recover_relocation()?;
+            // Who is not there has to be seen to be behind, before anything is done that it lacks.
+            if fs.engine().volume().owes_commit() {
+                fs.commit()?;
+            }
         }
+        notices::of_opened(fs.engine().volume(), &options.on_notice);
         let balancer = match Balancer::new(&fs) {
             Err(_) if options.ignore_bad_trees && !options.writes() => Balancer::idle(&fs),
             other => other?,
         };
-        Ok(Image { fs, balancer: Arc::new(balancer), write: options.writes() })
+        let balancer = Arc::new(balancer);
+        let members = Members::new(&fs, balancer.clone());
+        Ok(Image { fs, on_notice: options.on_notice.clone(), balancer, members, write: options.writes() })
     }
 
     /// The full interface to files and names.
@@ -130,8 +140,17 @@ impl Image {
         &self.balancer
     }
 
+    /// What makes devices come and go.
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
     pub(crate) fn balancer_shared(&self) -> Arc<Balancer> {
         self.balancer.clone()
+    }
+
+    pub(crate) fn on_notice(&self) -> &OnNotice {
+        &self.on_notice
     }
 
     pub(crate) fn is_writable(&self) -> bool {
@@ -386,9 +405,9 @@ impl Image {
     /// # Errors
     /// As [`Image::sync`].
     pub fn close(self) -> Result<()> {
-        if self.write {
-            self.sync()?;
-        }
+        let synced = if self.write { self.sync().map(drop) } else { Ok(()) };
+        notices::of_lost(self.volume(), &self.on_notice);
+        synced?;
         self.release()
     }
 
@@ -462,9 +481,8 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
     }
 }
 
-/// Whether a device that cannot be opened may count as missing: for reading, if that is wanted, where it fails, is damaged, or is
-/// not there.
+/// Whether a device that cannot be opened may count as missing: if that is wanted, where it fails, is damaged, or is not there.
 fn may_be_missing(error: &Error, options: &OpenOptions) -> bool {
     let fails = matches!(error.kind(), ErrorKind::Device | ErrorKind::Corruption);
-    options.degraded && !options.writes() && (fails || error.errno() == errno::ENOENT)
+    options.degraded && (fails || error.errno() == errno::ENOENT)
 }

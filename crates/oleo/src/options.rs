@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use oleo_fs::FsOptions;
 
 use crate::device::PlaceOptions;
+use crate::notices::OnNotice;
 
 /// What an image is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -35,7 +36,7 @@ pub struct OpenOptions {
     pub devices: Vec<PathBuf>,
     /// Directories in which to look for the other devices.
     pub scan: Vec<PathBuf>,
-    /// Go on without devices that are missing, where the profiles allow it (reading only).
+    /// Go on without devices that are missing: for reading as far as the profiles allow it, for changes if they allow it everywhere.
     pub degraded: bool,
     /// Where in the file the image begins, in bytes.
     pub offset: u64,
@@ -58,6 +59,8 @@ pub struct OpenOptions {
     pub places: PlaceOptions,
     /// Clock, UUIDs, compression of new data.
     pub fs: FsOptions,
+    /// Told what is not as it should be with the devices.
+    pub on_notice: OnNotice,
 }
 
 impl Default for OpenOptions {
@@ -77,6 +80,7 @@ impl Default for OpenOptions {
             cache_bytes: 64 << 20,
             places: PlaceOptions::default(),
             fs: FsOptions::default(),
+            on_notice: OnNotice::default(),
         }
     }
 }
@@ -96,6 +100,7 @@ oleo_format::setters!(OpenOptions {
     cache_bytes: usize,
     places: PlaceOptions,
     fs: FsOptions,
+    on_notice: OnNotice,
 });
 
 impl OpenOptions {

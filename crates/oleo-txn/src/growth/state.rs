@@ -8,6 +8,7 @@ use oleo_format::{BlockGroupFlags, ByteLen, Key, Logical};
 use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::{Kind, Run};
 use oleo_tree::Change;
+use oleo_volume::Profile;
 
 /// A chunk on its way into the trees.
 pub(crate) struct NewChunk {
@@ -30,8 +31,8 @@ pub(crate) struct Growth {
     /// How much of the devices was unallocated when metadata's growth was set; `u64::MAX` until then. While that is the same, so is the
     /// growth.
     pub(super) reported_of: AtomicU64,
-    /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 if
-    /// there was none.
+    /// Type and profile of a group of each kind ([`note_found`](Growth::note_found)) as the volume was opened, which those to come are
+    /// made like; 0 if there was none.
     pub(super) profiles: [AtomicU64; 3],
 }
 
@@ -52,6 +53,18 @@ impl Growth {
     pub(crate) fn note_group(&self, flags: BlockGroupFlags) {
         for kind in Kind::ALL.into_iter().filter(|kind| flags.contains(kind.flag())) {
             self.profiles[kind as usize].store(flags.bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// The same of those that there are when the volume is opened. Of several profiles the one that survives most, since groups that were
+    /// made while devices were lost are no model; of equal ones that of the newest.
+    pub(crate) fn note_found(&self, flags: BlockGroupFlags) {
+        let losses = |flags| Profile::of(flags).map_or(0, Profile::losses_max);
+        for kind in Kind::ALL.into_iter().filter(|kind| flags.contains(kind.flag())) {
+            let noted = BlockGroupFlags::from_bits_retain(self.profiles[kind as usize].load(Ordering::Relaxed));
+            if noted.is_empty() || losses(flags) >= losses(noted) {
+                self.profiles[kind as usize].store(flags.bits(), Ordering::Relaxed);
+            }
         }
     }
 

@@ -104,6 +104,9 @@ impl LogCommit<'_> {
             return Ok(LogWritten::Refused(fallback::NO_SPACE));
         }
         assert!(disk.takes(sealed.generation), "a log is for the transaction after the one on disk");
+        if inner.volume.owes_commit() {
+            return Ok(LogWritten::Refused(fallback::LOST_DEVICE));
+        }
         let mut sb = disk.committed;
         sb.log_root.set(sealed.root.logical.0);
         sb.log_root_level = sealed.root.level;
@@ -112,6 +115,11 @@ impl LogCommit<'_> {
         inner.space.turn();
         inner.volume.write_log_super(&sb).map_err(|e| inner.poison_unless_full(e.into()))?;
         disk.logged = Some(sb);
+        if inner.volume.owes_commit() {
+            // A device failed meanwhile: what it has looks as good as this.
+            inner.refuse_log(sealed.generation, fallback::LOST_DEVICE);
+            return Ok(LogWritten::Refused(fallback::LOST_DEVICE));
+        }
         drop(disk);
         drop(commit_lock);
         Ok(LogWritten::Done { bytes: parts.iter().map(|(_, bytes)| bytes.len() as u64).sum() })

@@ -174,7 +174,8 @@ fn a_panic_ends_all_changes() -> Result {
     let (_, image) = volume()?;
     let (alive, ended) = bounded(0);
     let (first_in, first) = bounded(1);
-    let worker = Worker { fs: image.fs().clone(), ended, on_error: None, first: first_in };
+    let on_notice = image.on_notice().clone();
+    let worker = Worker { fs: image.fs().clone(), ended, on_error: None, on_notice, first: first_in };
     let mut threads = Vec::new();
     worker.start(&mut threads, BackgroundTask::Clean, |_| panic!("here"));
     let background =

@@ -4,6 +4,7 @@
 //! is done, as with the kernel, and so is a new label; other changes are durable with the next commit.
 
 mod balance;
+mod devices;
 mod names;
 mod properties;
 mod quota;
@@ -88,6 +89,10 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<(Repl
             caller.must_be_privileged("balance")?;
             changed(balance::change(image.balancer(), change)?, vec![])
         }
+        Request::Device { change } => {
+            caller.must_be_privileged("change the devices")?;
+            changed(devices::change(image, change)?, vec![])
+        }
         Request::Reclaim { percent } => {
             caller.must_be_privileged("move block groups")?;
             changed(Reply::Reclaimed(oleo_jobs::reclaim(image.fs(), image.balancer(), percent)?), vec![])
@@ -141,6 +146,10 @@ impl Executor<'_> {
             Request::BalanceStatus => {
                 self.caller.must_be_privileged("ask for the balance")?;
                 Reply::Balance(Box::new(self.image.balancer().status()))
+            }
+            Request::DeviceJob => {
+                self.caller.must_be_privileged("ask for work on devices")?;
+                Reply::DeviceJob(self.image.members().status())
             }
             Request::SubvolSizes => {
                 self.caller.must_be_privileged("list all subvolumes")?;

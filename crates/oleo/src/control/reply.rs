@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use oleo_format::{ByteLen, DevId, Generation, Ino, TreeId};
 use oleo_fs::{SubvolInfo, Time};
-use oleo_jobs::{BalanceStatus, Defragmented, NewExtent, Reclaimed, Resized, SubvolSize};
+use oleo_jobs::{BalanceStatus, Defragmented, DeviceJob, NewExtent, Reclaimed, Removed, Resized, SubvolSize};
 use oleo_stream::Sent;
 use oleo_stream::receive::Report;
 use oleo_volume::{DeviceInfo, RowStats};
@@ -61,6 +61,10 @@ pub enum Reply {
     },
     /// What a resize did.
     Resized(Resized),
+    /// What the removal of a device did.
+    DeviceRemoved(Removed),
+    /// What is under way with devices.
+    DeviceJob(DeviceJob),
     /// What a defragmentation did.
     Defragmented {
         /// In numbers.

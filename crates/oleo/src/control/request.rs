@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::bytes::{Bytes, uuid_text};
 use super::location::Location;
 use crate::SubvolRef;
+use crate::devices::WhichDevice;
 
 /// A property of a file, directory or subvolume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -164,6 +165,13 @@ pub enum Request {
         /// What to do.
         change: BalanceChange,
     },
+    /// Changes which devices the volume has. It is done when this is answered.
+    Device {
+        /// How.
+        change: DeviceChange,
+    },
+    /// What is under way of that. Answer: [`Reply::DeviceJob`](super::Reply::DeviceJob).
+    DeviceJob,
     /// State and progress of the balance. Answer: [`Reply::Balance`](super::Reply::Balance).
     BalanceStatus,
     /// Frees nearly empty block groups. Answer: [`Reply::Reclaimed`](super::Reply::Reclaimed).
@@ -265,6 +273,7 @@ impl Request {
             | Request::Trim { .. }
             | Request::QuotaChange { .. }
             | Request::Balance { .. }
+            | Request::Device { .. }
             | Request::Reclaim { .. }
             | Request::SetLabel { .. }
             | Request::DeviceErrors { reset: true }
@@ -277,6 +286,7 @@ impl Request {
             | Request::LogicalResolve { .. }
             | Request::Quota
             | Request::BalanceStatus
+            | Request::DeviceJob
             | Request::SubvolSizes
             | Request::Frees { .. }
             | Request::Df
@@ -297,6 +307,30 @@ impl Request {
             | Request::GiveUp => false,
         }
     }
+}
+
+/// A change of the devices.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "device", rename_all = "kebab-case")]
+pub enum DeviceChange {
+    /// Makes one part of the volume. Answer: [`Reply::Number`](super::Reply::Number), the number that it has.
+    Add {
+        /// Where it is, for the process that has the volume open.
+        place: String,
+        /// Overwrite what it holds.
+        force: bool,
+        /// Discard all of it first.
+        discard: bool,
+    },
+    /// Moves everything away from one and takes it out of the volume. Answer: [`Reply::DeviceRemoved`](super::Reply::DeviceRemoved).
+    Remove {
+        /// Which.
+        which: WhichDevice,
+        /// Read what is on it from other copies.
+        avoid_reading: bool,
+    },
+    /// Ends a removal that is under way.
+    CancelRemoval,
 }
 
 /// A change of the balance.

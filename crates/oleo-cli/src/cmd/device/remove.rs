@@ -1,0 +1,83 @@
+//! `oleo device remove`
+
+use std::thread;
+use std::time::Duration;
+
+use oleo::control::{DeviceChange, DeviceJob, Reply, Request, WhichDevice};
+use oleo::device::Place;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::out::{Out, Progress, misuse};
+use crate::target::{Access, Target, VolumeArg, answer};
+
+/// How often the progress is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Move everything away from devices and remove them from the volume
+///
+/// An interruption (Ctrl-C) on an image, and `oleo device remove cancel PATH` on a mount, leave the device in the volume; what was moved
+/// stays moved.
+#[derive(clap::Args)]
+#[command(override_usage = "oleo device remove [OPTIONS] DEVICE|DEVID|missing... IMG|PATH\n       oleo device remove cancel PATH")]
+pub(crate) struct Args {
+    /// Paths or numbers of devices; missing for one that is not there; cancel ends the removal that a mount has under way.
+    #[arg(value_name = "DEVICE|DEVID|missing|cancel", required = true, num_args = 1..)]
+    which: Vec<String>,
+    #[command(flatten)]
+    on: VolumeArg,
+    /// Read what is on the devices from other copies, where there are some.
+    #[arg(long)]
+    avoid_reading: bool,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let path = self.on.path.display();
+        if self.which.iter().any(|which| which == "cancel") {
+            if self.which.len() > 1 {
+                return Err(misuse!("cancel stands alone"));
+            }
+            return self.on.change(out, Request::Device { change: DeviceChange::CancelRemoval }, "cancelled");
+        }
+        let target = self.on.open(Access::Write)?;
+        for which in &self.which {
+            let which = match WhichDevice::parse(which) {
+                WhichDevice::Place(place) => {
+                    WhichDevice::Place(Place::parse(place.as_ref())?.absolute().display().to_string())
+                }
+                other => other,
+            };
+            let change = DeviceChange::Remove { which, avoid_reading: self.avoid_reading };
+            let removed = self.follow(&target, out, Request::Device { change })?;
+            let removed = answer!(removed, Reply::DeviceRemoved(removed) => removed)?;
+            let (devid, groups) = (removed.devid, removed.groups);
+            out.note(format!("{path}: device {devid} is removed, {groups} block groups moved"));
+        }
+        Ok(target.close()?)
+    }
+
+    /// Has it done and shows the progress. A signal ends what this process does itself.
+    fn follow(&self, target: &Target, out: &Out, request: Request) -> anyhow::Result<Reply> {
+        let Target::Image { image, .. } = target else { return Ok(target.ask(request)?) };
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        let handle = signals.handle();
+        let progress = out.progress("remove");
+        thread::scope(|threads| {
+            threads.spawn(|| signals.forever().for_each(|_| image.members().interrupt()));
+            threads.spawn(|| {
+                while progress.is_shown() && !handle.is_closed() {
+                    show(&progress, image.members().status());
+                    thread::sleep(LOOK_EVERY);
+                }
+            });
+            let done = target.ask(request);
+            handle.close();
+            Ok(done?)
+        })
+    }
+}
+
+fn show(progress: &Progress, job: DeviceJob) {
+    progress.show(format!("{} block groups moved, {} left", job.done, job.left));
+}

@@ -1,0 +1,132 @@
+//! Writing without a device, by us and by the kernel in turns; and what becomes of the device when it is back.
+
+use std::fs;
+use std::path::PathBuf;
+
+use oleo_sim::oracle::oracle;
+
+use crate::common::{fails_with, json, ok, run};
+use crate::{files, noise, volume};
+
+const LEN: usize = 3 << 20;
+
+/// Goal: what is written without a device can be read, by the kernel, too, which finds nothing wrong and writes as well; when the device is
+/// back, nothing old is read from it, it gets no superblock, and the volume goes on being written. Method: each profile without each
+/// of its devices, in turns with the kernel.
+#[test]
+fn in_turns_without_a_device() {
+    let Some(oracle) = oracle() else { return };
+    for (data, metadata, count) in
+        [("raid1", "raid1", 2), ("raid1c3", "raid1c3", 3), ("raid10", "raid1", 4), ("raid5", "raid1", 3), ("raid6", "raid1c3", 4)]
+    {
+        for gone in [0, count - 1] {
+            let what = format!("{data} on {count} without {gone}");
+            let scratch = oracle.scratch().unwrap();
+            let dir = scratch.path();
+            let names = &["a", "b", "c", "d"][..count];
+            ok(dir, &[&["mkfs", "--size", "600M", "-d", data, "-m", metadata][..], names].concat());
+            let on = |verb: &[&str], names: &[&str], rest: &[&str]| {
+                let mut args: Vec<String> = verb.iter().map(|arg| (*arg).to_owned()).collect();
+                args.extend(volume(names).iter().map(|arg| (*arg).to_owned()));
+                args.extend(rest.iter().map(|arg| (*arg).to_owned()));
+                args
+            };
+            let call = |args: &[String]| ok(dir, &args.iter().map(String::as_str).collect::<Vec<_>>());
+            let put = |degraded: bool, names: &[&str], name: &str| {
+                fs::write(dir.join("src"), noise(name, LEN)).unwrap();
+                let verb: &[&str] = if degraded { &["put", "--degraded"] } else { &["put"] };
+                call(&on(verb, names, &["src", &format!("/{name}")]));
+            };
+            let holds = |names: &[&str], degraded: bool, expected: &[&str]| {
+                for name in expected {
+                    let verb: &[&str] = if degraded { &["cat", "--degraded"] } else { &["cat"] };
+                    let args = on(verb, names, &[name]);
+                    let output = run(dir, &args.iter().map(String::as_str).collect::<Vec<_>>());
+                    assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+                    assert!(output.stdout == noise(name, LEN), "{what}: {name} of {names:?}");
+                }
+            };
+            put(false, names, "whole");
+            let left: Vec<&str> = names.iter().enumerate().filter(|(nth, _)| *nth != gone).map(|(_, name)| *name).collect();
+            let paths: Vec<PathBuf> = left.iter().map(|name| dir.join(name)).collect();
+            let refused = on(&["mkdir"], &left, &["d"]);
+            fails_with(dir, 1, &refused.iter().map(String::as_str).collect::<Vec<_>>());
+            put(true, &left, "ours");
+            holds(&left, true, &["whole", "ours"]);
+
+            let mounted = oracle.mount(&paths, "degraded").unwrap_or_else(|e| panic!("{what}: {e:#}"));
+            for name in ["whole", "ours"] {
+                assert!(fs::read(mounted.path().join(name)).unwrap() == noise(name, LEN), "{what}: {name}, the kernel");
+            }
+            fs::write(mounted.path().join("theirs"), noise("theirs", LEN)).unwrap();
+            mounted.sync().unwrap();
+            let scrubbed = mounted.scrub().unwrap();
+            assert!(scrubbed.is_clean(), "{what}: {scrubbed:?}");
+            mounted.unmount().unwrap();
+            holds(&left, true, &["whole", "ours", "theirs"]);
+            put(true, &left, "ours again");
+
+            // It is back.
+            let all = ["whole", "ours", "theirs", "ours again"];
+            holds(names, false, &all);
+            let before = fs::read(dir.join(names[gone])).unwrap()[65536..65536 + 4096].to_vec();
+            put(false, names, "beside");
+            holds(names, false, &["beside"]);
+            let after = fs::read(dir.join(names[gone])).unwrap()[65536..65536 + 4096].to_vec();
+            assert!(before == after, "{what}: what missed writes got a superblock");
+            let mounted = oracle.mount(&paths, "degraded").unwrap_or_else(|e| panic!("{what}: {e:#}"));
+            for name in all.iter().chain(&["beside"]) {
+                assert!(fs::read(mounted.path().join(name)).unwrap() == noise(name, LEN), "{what}: {name} at last");
+            }
+            let scrubbed = mounted.scrub().unwrap();
+            assert!(scrubbed.is_clean(), "{what}: {scrubbed:?}");
+            mounted.unmount().unwrap();
+        }
+    }
+}
+
+/// Goal: new block groups of a volume that lacks devices have a profile that can be had, and later ones the old again.
+#[test]
+fn profiles_fall_back() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "600M", "-d", "raid1", "-m", "raid1", "a", "b"]);
+    fs::write(dir.join("src"), noise("large", 400 << 20)).unwrap();
+    ok(dir, &["put", "a", "--degraded", "src", "/large"]);
+    let profiles = |args: &[&str]| -> Vec<String> {
+        let shown = json(dir, &[&["filesystem", "df", "--json"], args].concat());
+        let line = |group: &serde_json::Value| format!("{} {}", group["type"], group["profile"]).replace('"', "").to_lowercase();
+        shown.as_array().unwrap().iter().map(line).collect()
+    };
+    assert!(profiles(&["a", "--degraded"]).contains(&"data single".into()), "{:?}", profiles(&["a", "--degraded"]));
+    let mounted = oracle.mount(&[dir.join("a")], "degraded").unwrap();
+    assert!(fs::read(mounted.path().join("large")).unwrap() == noise("large", 400 << 20));
+    mounted.unmount().unwrap();
+}
+
+/// Goal: a volume that cannot do without a device is not written without it; one of another volume, and one that is named twice, are named.
+#[test]
+fn what_cannot_be() {
+    let scratch = oleo_sim::oracle::Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "512M", "-d", "single", "-m", "raid1", "a", "b"]);
+    fs::write(dir.join("src"), noise("f", 50 << 20)).unwrap();
+    ok(dir, &["put", "a", "--device", "b", "src", "/f"]);
+    let texts = [fails_with(dir, 1, &["mkdir", "--degraded", "a", "d"]), fails_with(dir, 1, &["mkdir", "--degraded", "b", "d"])];
+    assert!(texts.iter().any(|text| text.contains("cannot do without device")), "{texts:?}");
+    ok(dir, &["mkfs", "--size", "512M", "other"]);
+    assert!(fails_with(dir, 1, &["mkdir", "a", "--device", "b", "--device", "other", "d"]).contains("other belongs to"));
+    fs::copy(dir.join("b"), dir.join("copy")).unwrap();
+    assert!(fails_with(dir, 1, &["mkdir", "a", "--device", "b", "--device", "copy", "d"]).contains("both say"));
+    // A copy that is older is not used.
+    ok(dir, &["mkdir", "a", "--device", "b", "d"]);
+    let output = run(dir, &["mkdir", "a", "--device", "b", "--device", "copy", "e"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && told.contains("copy is not used"), "{told}");
+    // Cut short.
+    files(dir, &["short"], 200 << 20);
+    let bytes = fs::read(dir.join("b")).unwrap();
+    fs::write(dir.join("short"), &bytes[..200 << 20]).unwrap();
+    fails_with(dir, 2, &["mkdir", "a", "--device", "short", "f"]);
+}

@@ -1,0 +1,126 @@
+//! Devices that come and go, by library.
+
+use std::path::Path;
+
+use oleo_device::FileOptions;
+use oleo_format::DevId;
+use oleo_volume::NewDevice;
+use serde::{Deserialize, Serialize};
+
+use crate::device::{Place, PlaceOptions, open_named};
+use crate::{Error, Hint, Image, Result};
+
+pub use oleo_jobs::{DeviceJob, Members, Removed};
+
+/// Which device of a volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhichDevice {
+    /// That with this number.
+    Number(DevId),
+    /// That which is there.
+    Place(String),
+    /// The first that is missing.
+    Missing,
+}
+
+impl WhichDevice {
+    /// As btrfs's users write it: a number, `missing`, or a path.
+    pub fn parse(text: &str) -> WhichDevice {
+        match text.parse() {
+            Ok(number) => WhichDevice::Number(DevId(number)),
+            Err(_) if text == "missing" => WhichDevice::Missing,
+            Err(_) => WhichDevice::Place(text.to_owned()),
+        }
+    }
+}
+
+/// How a device is added.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AddOptions {
+    /// Overwrite what it holds.
+    pub force: bool,
+    /// Discard all of it first. Default: yes.
+    pub discard: bool,
+    /// How it is reached, if it is no file of this machine.
+    pub places: PlaceOptions,
+}
+
+impl Default for AddOptions {
+    fn default() -> AddOptions {
+        AddOptions { force: false, discard: true, places: PlaceOptions::default() }
+    }
+}
+
+oleo_format::setters!(AddOptions { force: bool, discard: bool, places: PlaceOptions });
+
+impl Image {
+    /// Makes a file, block device, or what else the name means ([`Place`]) part of the volume, with all that it has of room. Returns its
+    /// number. It is on disk when this returns; from then on the volume needs it to be opened.
+    ///
+    /// # Errors
+    /// It is in use, holds something (unless `force`), is too small, or cannot be written to; or a balance is under way.
+    pub fn device_add(&self, name: impl AsRef<Path>, options: &AddOptions) -> Result<DevId> {
+        let name = name.as_ref();
+        self.prepare_device(name, options).and_then(|new| Ok(self.members().add(new)?)).map_err(|e| e.of_image(name))
+    }
+
+    /// Opens and wipes a device that is to become part of the volume.
+    pub(crate) fn prepare_device(&self, name: &Path, options: &AddOptions) -> Result<NewDevice> {
+        if self.volume().read_only() {
+            return Err(Error::refused(oleo_fs::errno::EROFS, "the volume is open for reading only"));
+        }
+        if self.device_at(name).is_ok() {
+            return Err(Error::refused(oleo_fs::errno::EEXIST, "it is a device of the volume already"));
+        }
+        let device = open_named(name, &FileOptions::default().write(true), &options.places)?;
+        if !options.force
+            && let Some(what) = oleo_mkfs::signature(device.as_ref())?
+        {
+            return Err(Error::refused(oleo_fs::errno::EEXIST, format!("holds {what}")).with_hint(Hint::Overwrite));
+        }
+        let uuid = self.fs().options().uuids.fresh();
+        Ok(NewDevice::prepare(device, uuid, options.discard)?)
+    }
+
+    /// Moves everything away from a device and takes it out of the volume. `avoid_reading`: read what is on it from other copies, where
+    /// there are some.
+    ///
+    /// # Errors
+    /// There is no such device; a profile cannot be had without it; there is no room for what is on it; it was cancelled
+    /// ([`Members::cancel`]); a balance is under way.
+    pub fn device_remove(&self, which: &WhichDevice, avoid_reading: bool) -> Result<Removed> {
+        Ok(self.members().remove(self.device_number(which)?, avoid_reading)?)
+    }
+
+    /// The number of a device.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn device_number(&self, which: &WhichDevice) -> Result<DevId> {
+        let none = |text: String| Error::refused(oleo_fs::errno::ENODEV, text);
+        match which {
+            WhichDevice::Number(devid) => Ok(*devid),
+            WhichDevice::Missing => {
+                let devices = self.volume().devices();
+                let missing = devices.iter().find(|device| device.missing).or(devices.iter().find(|device| device.failed));
+                missing.map(|device| device.devid).ok_or_else(|| none("no device is missing".into()))
+            }
+            WhichDevice::Place(name) => self.device_at(Path::new(name)),
+        }
+    }
+
+    fn device_at(&self, name: &Path) -> Result<DevId> {
+        let place = Place::parse(name)?;
+        let wanted = place.identity().ok();
+        let is_it = |other: &str| {
+            let same = || Place::parse(Path::new(other)).and_then(|place| place.identity()).ok() == wanted;
+            Path::new(other) == name || wanted.is_some() && same()
+        };
+        let devices = self.volume().devices();
+        let found = devices.iter().find(|device| !device.missing && is_it(&device.name));
+        let none = || Error::refused(oleo_fs::errno::ENODEV, format!("{} is no device of the volume", name.display()));
+        found.map(|device| device.devid).ok_or_else(none)
+    }
+}
