@@ -40,7 +40,7 @@ impl Failure {
         Failure { output: output.clone(), error }
     }
 
-    /// Whether the device had no room.
+    /// Whether it only found no room.
     pub fn is_full(&self) -> bool {
         self.error.is_full()
     }

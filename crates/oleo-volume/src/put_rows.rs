@@ -183,8 +183,8 @@ impl Volume {
             let unrecorded = recorded.iter().filter(|(_, on)| on.iter().all(Option::is_none)).count() as u64;
             let all = recorded.len() as u64;
             if unrecorded < all {
-                let failed = records.write(&self.outputs(), &self.rules, &recorded);
                 // Without room for the record nothing is at stake: the columns are as they were.
+                let failed = records.write(&self.outputs(), &self.rules, &recorded);
                 self.bear(failed)?;
                 self.flush_members().map_err(|e| self.stop_for_good(e))?;
             }

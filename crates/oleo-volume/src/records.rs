@@ -240,9 +240,8 @@ impl Records {
             let done = output.device.write_batch(&[oleo_device::WriteReq { offset: at, parts: &[&head, &of.payload] }]);
             failed.extend(done.err().map(|error| Failure::new(output, error)));
         }
-        // One that found no room takes the same half again, since the other may still be needed. A device that is lost takes nothing
-        // from the record on the others.
-        if !failed.iter().any(Failure::is_full) {
+        // One that found no room takes the same half again, since the other may still be needed.
+        if !failed.iter().any(|failure| failure.is_full()) {
             self.number = number;
         }
         failed

@@ -275,7 +275,11 @@ impl Parts {
             let mut units = vec![vec![0; part.to - part.from]; part.units.len()];
             for (unit, buf) in units.iter_mut().enumerate() {
                 let stripe = placed.map.rotated(row, unit);
-                placed.on[stripe].read(placed.map.physical(stripe, offset), buf)?;
+                let member = &placed.on[stripe];
+                if !member.is_sound() {
+                    return Err(VolumeError::OnMissing { devid: member.devid });
+                }
+                member.read(placed.map.physical(stripe, offset), buf)?;
             }
             let units: Vec<&[u8]> = units.iter().map(Vec::as_slice).collect();
             Ok((part.row, ParityOf::compute(&placed.map, offset, &units)))

@@ -172,8 +172,8 @@ fn table() {
     let before = volume.counts();
     for n in 0..6000 {
         let file = volume.image.find(format!("f{}", rng.below(FILES))).unwrap();
-        let at = rng.below(500) * 4096;
-        volume.image.fs().write(&file, at, &rng.bytes(4096 << rng.below(4))).unwrap();
+        let (at, len) = (rng.below(500) * 4096, 4096 << rng.below(4));
+        volume.image.fs().write(&file, at, &rng.bytes(len)).unwrap();
         if n % 100 == 99 {
             volume.image.sync().unwrap();
         }
