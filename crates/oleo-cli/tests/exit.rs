@@ -99,6 +99,7 @@ const OTHERS: [&str; 28] = [
     "remote streams list",
     "remote streams verify",
     "remote streams prune",
+    "remote streams repack",
     "remote streams gc",
     "remote streams get",
     "remote streams ls",
@@ -131,6 +132,7 @@ const REFUSED: &str = "
     remote streams list file:///no-such-directory/backups
     remote streams verify file:///no-such-directory/backups
     remote streams prune file:///no-such-directory/backups --keep-last 1
+    remote streams repack file:///no-such-directory/backups
     remote streams gc file:///no-such-directory/backups
     remote streams get file:///no-such-directory/backups -f s
     remote streams ls file:///no-such-directory/backups

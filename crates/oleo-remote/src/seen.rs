@@ -12,6 +12,8 @@ use std::time::Duration;
 use crate::error::RemoteError;
 use crate::format::head::Head;
 
+/// The same of a list of streams: its revision, in text.
+const LIST_FILE: &str = "seen-streams";
 /// How often a publish is noted at most.
 pub(crate) const NOTE_EVERY: Duration = Duration::from_secs(5);
 
@@ -42,8 +44,28 @@ pub(crate) fn note(dir: &Path, head: &Head, accept_older: bool) -> Result<(), Re
     if !accept_older && read(dir).is_some_and(|seen| seen >= now) {
         return Ok(());
     }
-    let beside: PathBuf = dir.join(format!("seen.{}", std::process::id()));
-    let written =
-        fs::write(&beside, format!("{} {}\n", now.0, now.1)).and_then(|()| fs::rename(&beside, dir.join("seen")));
+    replace(dir, "seen", &format!("{} {}\n", now.0, now.1))
+}
+
+/// Replaces a file by renaming.
+fn replace(dir: &Path, name: &str, text: &str) -> Result<(), RemoteError> {
+    let beside: PathBuf = dir.join(format!("{name}.{}", std::process::id()));
+    let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, dir.join(name)));
     written.map_err(|e| RemoteError::Local { path: beside, source: Arc::new(e) })
+}
+
+/// The newest revision of a list of streams that this machine has seen; 0: none.
+pub(crate) fn list_revision(dir: &Path) -> u64 {
+    fs::read_to_string(dir.join(LIST_FILE)).ok().and_then(|text| text.trim_end().parse().ok()).unwrap_or(0)
+}
+
+/// Refuses a list that is older than what was seen before it was read, unless that is accepted; and notes it.
+pub(crate) fn check_list(dir: &Path, seen: u64, revision: u64, accept_older: bool) -> Result<(), RemoteError> {
+    if revision < seen && !accept_older {
+        return Err(RemoteError::Older { seen: (0, seen), found: (0, revision) });
+    }
+    if revision == seen || revision < list_revision(dir) && !accept_older {
+        return Ok(());
+    }
+    replace(dir, LIST_FILE, &format!("{revision}\n"))
 }

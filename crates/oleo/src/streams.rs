@@ -43,8 +43,10 @@ use crate::{Error, Image, Result, TreeId};
 pub use files::{FoundEntry, StoredFiles};
 pub use oleo_remote::streams::{NewStream, StreamEntry, StreamList, Streams};
 pub use oleo_stream::lookup::{Extracted, FileType};
+pub use repack::{Repack, repack};
 
 mod files;
+mod repack;
 
 /// What a snapshot is sent as the difference to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

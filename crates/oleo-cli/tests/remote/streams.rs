@@ -329,3 +329,86 @@ fn of_a_mount() {
     assert_eq!(said.lines().count(), 5, "{said}");
     run("diff", ["-r", &path("s4"), other.path().join("s4").to_str().unwrap()]).unwrap();
 }
+
+/// Goal: a chain is made shorter: its newest snapshot is stored as one whole stream, known as before, so that the old ones go, and what is
+/// sent later is built on it. Method: five snapshots; repacked, received, pruned, and the next one sent.
+#[test]
+fn repacked() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let store = Store::directory(dir);
+    let url = store.url("stores/backups");
+    let ok = |args: &[&str]| ok(dir, &store, args);
+    image_with_history(dir, &store);
+    let send = |name: &str| ok(&["send", "img", "--subvol", name, "--incremental", "-f", &url]);
+    for n in 0..5 {
+        send(&format!("s{n}"));
+    }
+    assert!(ok(&["remote", "streams", "repack", &format!("{url}?snapshot=s0")]).contains("whole already"));
+    let said = ok(&["remote", "streams", "repack", &url, "--scratch", "room.img"]);
+    assert!(said.contains("s4 of 5 streams"), "{said}");
+    assert!(!dir.join("room.img").exists(), "nothing of it stays");
+    // An older one is no newer by that.
+    ok(&["remote", "streams", "repack", &format!("{url}?snapshot=s2")]);
+    ok(&["mkfs", "--size", "400M", "other"]);
+    let said = ok(&["receive", "other", "-f", &url]);
+    assert_eq!(said.lines().count(), 1, "one stream is enough: {said}");
+    assert!(ok(&["receive", "other", "-f", &url]).contains("there already"));
+    ok(&["put", "img", "large", "work/later"]);
+    snapshot(dir, &store, "s5");
+    let said = send("s5");
+    assert!(!said.contains("whole"), "{said}");
+    let listed = json(&ok(&["remote", "streams", "list", "--json", &url]));
+    let streams = listed["streams"].as_array().unwrap();
+    assert_eq!(streams.len(), 8);
+    assert_eq!((&streams[7]["needs"][0], &streams[5]["name"]), (&streams[5]["id"], &"s4".into()));
+    assert_eq!(streams[5]["uuid"], streams[4]["uuid"]);
+    let said = ok(&["remote", "streams", "prune", &url, "--keep-last", "1"]);
+    assert!(said.contains("removed 6 streams"), "{said}");
+    assert!(ok(&["remote", "streams", "verify", &url]).ends_with("sound\n"));
+    assert_eq!(ok(&["receive", "other", "-f", &url]).lines().count(), 1);
+    assert!(ok(&["check", "--data", "other"]).contains("clean"));
+    for name in ["s4", "s5"] {
+        for image in ["img", "other"] {
+            ok(&["restore", image, &format!("{image}-{name}"), "--path", name]);
+        }
+        let of = |image: &str| dir.join(format!("{image}-{name}")).display().to_string();
+        run("diff", ["-r", &of("img"), &of("other")]).unwrap();
+    }
+    assert_eq!(ok(&["remote", "streams", "cat", &url, "e/small"]), "small");
+    // Where its room is taken, nothing is overwritten.
+    std::fs::write(dir.join("room.img"), "mine").unwrap();
+    let line = store.fails_with(dir, 1, &["remote", "streams", "repack", &url, "--scratch", "room.img"]);
+    assert!(line.contains("room.img"), "{line}");
+    assert_eq!(std::fs::read(dir.join("room.img")).unwrap(), b"mine");
+}
+
+/// Goal: a store that shows an older list of streams than this machine has seen is refused, and nothing is sent or removed on the
+/// strength of it, unless that is accepted. Method: the list is put back by hand.
+#[test]
+fn put_back() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let store = Store::directory(dir);
+    let url = store.url("stores/backups");
+    image_with_history(dir, &store);
+    let cached = ["--remote", "cache=seen"];
+    let send =
+        |name: &str| [&["send", "img", "--subvol", name, "--incremental", "-f", &url][..], &cached].concat().join("|");
+    let words = |line: &str| line.split('|').map(str::to_owned).collect::<Vec<_>>();
+    let run = |line: &str| store.run(dir, &words(line).iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(run(&send("s0")).status.success());
+    let old = std::fs::read(dir.join("stores/backups/streams")).unwrap();
+    assert!(run(&send("s1")).status.success());
+    std::fs::write(dir.join("stores/backups/streams"), &old).unwrap();
+    for line in [send("s2"), format!("remote|streams|list|{url}|--remote|cache=seen")] {
+        let output = run(&line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains("older state"), "{line}: {said}");
+    }
+    // Whoever has seen nothing cannot know.
+    assert!(store.ok(dir, &["remote", "streams", "list", &url]).contains("s0"));
+    let line = store.ok(dir, &["remote", "streams", "list", &url, "--remote", "cache=seen,accept-older"]);
+    assert!(line.contains("s0") && !line.contains("s1"), "{line}");
+    assert!(run(&send("s1")).status.success(), "what was accepted counts from then on");
+}

@@ -13,7 +13,11 @@ use crate::error::RemoteError;
 /// There is none, or several different snapshots are called so.
 pub fn find<'l>(list: &'l StreamList, which: Option<&str>) -> Result<&'l StreamEntry, RemoteError> {
     let Some(which) = which else {
-        return list.streams.last().ok_or_else(|| RemoteError::NoSnapshot { name: "at all".into() });
+        // A snapshot that was stored again, whole, is no newer by that.
+        let mut seen = HashSet::new();
+        let newest = list.streams.iter().filter(|stream| seen.insert((stream.uuid, stream.ctransid))).last();
+        let newest = newest.ok_or_else(|| RemoteError::NoSnapshot { name: "at all".into() })?;
+        return Ok(list.streams.iter().rev().find(|stream| stream.is_same_snapshot(newest)).unwrap_or(newest));
     };
     let missing = || RemoteError::NoSnapshot { name: which.into() };
     let id = Uuid::try_parse(which).ok();

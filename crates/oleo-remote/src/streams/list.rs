@@ -8,7 +8,7 @@
 //! | 12 | 4 | bytes of the text as it is stored |
 //! | 16 | 16 | uuid of the list |
 //! | 32 | 16 | random, different in every version of the object |
-//! | 48 | 8 | zeros |
+//! | 48 | 8 | revision: one more with every version of the object |
 //! | 56 | 8 | xxh64 of 0..56 and of the text |
 //! | 64 | | the text: JSON; if it is sealed nonce 24, text, tag 16 ("streams", bytes 0..56) |
 
@@ -43,7 +43,7 @@ const WHAT: &str = "list of streams";
 raw! {
     /// What the object begins with.
     64 RawList {
-        magic: [u8; 8], version: U16, flags: U16, len: U32, uuid: [u8; 16], commit: [u8; 16], zeros: [u8; 8], xxh: U64,
+        magic: [u8; 8], version: U16, flags: U16, len: U32, uuid: [u8; 16], commit: [u8; 16], revision: U64, xxh: U64,
     }
 }
 
@@ -121,6 +121,8 @@ pub struct StreamList {
     pub uuid: [u8; 16],
     /// Random, different in every version.
     pub commit: [u8; 16],
+    /// One more with every version: a store that shows a lower one than before has been put back.
+    pub revision: u64,
     /// The streams, by number.
     pub streams: Vec<StreamEntry>,
     /// The uploads under way.
@@ -171,7 +173,7 @@ impl StreamList {
             len: u32::try_from(len).unwrap_or(u32::MAX).into(),
             uuid: self.uuid,
             commit: self.commit,
-            zeros: [0; 8],
+            revision: self.revision.into(),
             xxh: 0.into(),
         };
         let text = match key {
@@ -208,7 +210,8 @@ impl StreamList {
         };
         let TextIn { streams, uploads } =
             serde_json::from_slice(text).map_err(|e| Corruption::new(WHAT, "text", e, "what it should be"))?;
-        let list = StreamList { uuid: raw.uuid, commit: raw.commit, streams, uploads };
+        let (uuid, commit, revision) = (raw.uuid, raw.commit, raw.revision.get());
+        let list = StreamList { uuid, commit, revision, streams, uploads };
         list.check()?;
         Ok(list)
     }
@@ -262,7 +265,6 @@ fn split(bytes: &[u8]) -> Result<(&RawList, &[u8]), Corruption> {
     ensure!(raw.magic == MAGIC, WHAT, "magic", format!("{:02x?}", raw.magic), "OLEOSTRS");
     ensure!(raw.version.get() == VERSION, WHAT, "version", raw.version.get(), VERSION);
     ensure!(raw.flags.get() & !SEALED == 0, WHAT, "flags", raw.flags.get(), "0 or 1");
-    ensure!(raw.zeros == [0; 8], WHAT, "bytes from 48", format!("{:02x?}", raw.zeros), "zeros");
     ensure!(raw.len.get() as usize == text.len(), WHAT, "length of its text", text.len(), raw.len.get());
     let sum = Sum::new().add(&raw.as_bytes()[..56]).add(text).get();
     ensure!(raw.xxh.get() == sum, WHAT, "checksum", format!("{:#x}", raw.xxh.get()), format!("{sum:#x}"));
@@ -329,7 +331,7 @@ mod tests {
 
     fn list(streams: Vec<StreamEntry>) -> StreamList {
         let upload = UploadEntry { id: Uuid::max(), name: "x".into(), needs: vec![], begun: 0, by: String::new() };
-        StreamList { uuid: [1; 16], commit: [2; 16], streams, uploads: vec![upload] }
+        StreamList { uuid: [1; 16], commit: [2; 16], revision: 3, streams, uploads: vec![upload] }
     }
 
     /// Goal: what is written is read again, sealed or not; any other byte, length or key is noticed.

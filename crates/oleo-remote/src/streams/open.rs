@@ -5,17 +5,20 @@
 //! now. So edits find out by themselves whether they were applied before and somebody else's change came on top.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use uuid::Uuid;
 
 use super::list::{LIST, LIST_LEN_MAX, Outline, StreamList};
 use super::pieces::Packing;
+use crate::disk_cache::volume_dir;
 use crate::error::{RemoteError, StoreError};
 use crate::host::nonce;
 use crate::open_store::open_store;
 use crate::options::StoreOptions;
 use crate::seal::Key;
+use crate::seen;
 use crate::store::{Body, Cond, Deadline, Retry, Store, StoreTime, Version, Waits, get, put};
 use crate::swap::WRONG_TRIES;
 use crate::url::Url;
@@ -207,10 +210,26 @@ impl Streams {
     }
 
     fn read(&self, deadline: Deadline) -> Result<(StreamList, Version), RemoteError> {
+        // Before the list: what is noted meanwhile may be newer.
+        let seen = self.seen()?;
         match find(&*self.store, deadline)? {
-            Found::List(bytes, _, version) => Ok((self.opened(&bytes)?, version)),
+            Found::List(bytes, _, version) => {
+                let list = self.opened(&bytes)?;
+                if let Some((dir, seen)) = seen {
+                    seen::check_list(&dir, seen, list.revision, self.options.accept_older)?;
+                }
+                Ok((list, version))
+            }
             Found::Nothing => Err(RemoteError::Replaced { prefix: self.store.describe(), what: "deleted" }),
         }
+    }
+
+    /// The newest revision that this machine has seen, and where that is noted; nothing without a cache.
+    fn seen(&self) -> Result<Option<(PathBuf, u64)>, RemoteError> {
+        let Some(cache) = &self.options.cache else { return Ok(None) };
+        let dir = volume_dir(&cache.dir, self.uuid)?;
+        let seen = seen::list_revision(&dir);
+        Ok(Some((dir, seen)))
     }
 
     /// Changes the list; see the module's text. `edit` may be called several times, on newer lists.
@@ -239,6 +258,7 @@ impl Streams {
                 return Ok(out);
             }
             list.commit = host.random();
+            list.revision = list.revision.saturating_add(1);
             list.check().map_err(|e| RemoteError::Limit { what: e.to_string() })?;
             let bytes = list.encode(self.key.as_deref(), &nonce(host));
             if bytes.len() > LIST_LEN_MAX {

@@ -61,6 +61,9 @@ pub struct SendOptions<'o> {
     pub parent: Option<TreeId>,
     /// The receiver has these too; what they share is cloned. If no parent is given, the best of them becomes it.
     pub clone_sources: Vec<TreeId>,
+    /// The transaction to name as that of its last change, in place of its own: that of the original, for one that was received and
+    /// is to be known as it.
+    pub ctransid: Option<u64>,
     /// Version of the stream, 1 to 3.
     pub version: u32,
     /// Compressed extents are sent as they are stored; from version 2 on.
@@ -82,6 +85,7 @@ impl Default for SendOptions<'_> {
         SendOptions {
             parent: None,
             clone_sources: Vec::new(),
+            ctransid: None,
             version: 1,
             compressed: false,
             no_data: false,
@@ -96,6 +100,7 @@ impl Default for SendOptions<'_> {
 oleo_format::setters!(SendOptions<'o> {
     parent: Option<TreeId>,
     clone_sources: Vec<TreeId>,
+    ctransid: Option<u64>,
     version: u32,
     compressed: bool,
     no_data: bool,
@@ -224,7 +229,7 @@ fn one(
         new: list[0].root.clone(),
     };
     let name = job.subvol.place.as_ref().map_or(Vec::new(), |place| place.name.clone());
-    let (uuid, ctransid) = (known_by(&job.subvol), job.subvol.ctransid);
+    let (uuid, ctransid) = (known_by(&job.subvol), options.ctransid.unwrap_or(job.subvol.ctransid));
     match &job.parent {
         None => pipe.command(&Command::Subvol { path: &name, uuid, ctransid })?,
         Some(parent) => pipe.command(&Command::Snapshot {

@@ -6,6 +6,7 @@ mod get;
 mod list;
 mod ls;
 mod prune;
+mod repack;
 mod restore;
 mod verify;
 
@@ -30,6 +31,7 @@ pub(crate) enum Command {
     List(list::Args),
     Verify(verify::Args),
     Prune(prune::Args),
+    Repack(repack::Args),
     Gc(gc::Args),
     Get(get::Args),
     Ls(ls::Args),
@@ -43,6 +45,7 @@ impl Command {
             Command::List(args) => args.run(out),
             Command::Verify(args) => args.run(out),
             Command::Prune(args) => args.run(out),
+            Command::Repack(args) => args.run(out),
             Command::Gc(args) => args.run(out),
             Command::Get(args) => args.run(out),
             Command::Ls(args) => args.run(out),
