@@ -10,6 +10,7 @@
 //! - `cargo xtask package`: whether the crates can be published; see [`package`].
 //! - `cargo xtask remote`: volumes on a simulated object store, for more seeds; see [`remote`].
 //! - `cargo xtask soak --minutes N`: many threads on one volume for longer than CI lets them; see [`soak`].
+//! - `cargo xtask stores`: volumes on servers that take minutes to install; see [`stores`].
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ mod nightly;
 mod package;
 mod remote;
 mod soak;
+mod stores;
 mod tidy;
 
 fn main() -> ExitCode {
@@ -50,8 +52,9 @@ fn run() -> Result<()> {
         Some("package") => package::run(root),
         Some("remote") => remote::run(root, &args[1..]),
         Some("soak") => soak::run(root, &args[1..]),
+        Some("stores") => stores::run(root, &args[1..]),
         _ => bail!(
-            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask remote … | cargo xtask soak …",
+            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask remote … | cargo xtask soak … | cargo xtask stores …",
             ci::names().join("|")
         ),
     }

@@ -1,16 +1,17 @@
 //! `cargo xtask nightly`: the proofs that take too long for CI, in release: every `#[ignore]`d test, except those that
-//! prove nothing by themselves; and the count of stores to lines that threads share (`oleo-bench shared-lines`).
+//! prove nothing by themselves; the count of stores to lines that threads share (`oleo-bench shared-lines`); and volumes on servers
+//! that take minutes to install (`cargo xtask stores`).
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::guest;
+use crate::{guest, stores};
 
 /// Ignored tests that prove nothing by themselves, by a part of their names: bodies of processes that other tests start,
 /// and those that need a file or a checkout of others.
-const NOT_PROOFS: [&str; 9] = [
+const NOT_PROOFS: [&str; 10] = [
     "concurrent::worker",
     "strangers::in_another_process",
     "worker::body",
@@ -20,6 +21,8 @@ const NOT_PROOFS: [&str; 9] = [
     "longer::one_script_again",
     "scripts::one_script_again",
     "agrees_with_btrfs_check_on_its_images",
+    // `stores` runs it.
+    "named::over_ceph",
 ];
 
 /// Runs them one program after the other and fails at the end. The kernel oracle is demanded.
@@ -38,7 +41,11 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
     let mut count = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     count.args(["run", "--release", "--locked", "-p", "oleo-bench", "--", "shared-lines"]).current_dir(root);
     let counted = count.status().context("cannot run cargo")?.success();
-    if !passed || !counted {
+    let stores = stores::run(root, &[]);
+    if let Err(e) = &stores {
+        eprintln!("stores: {e:#}");
+    }
+    if !passed || !counted || stores.is_err() {
         bail!("a long proof failed");
     }
     Ok(())

@@ -164,7 +164,7 @@ impl Prober<'_> {
         }
         let replaced = self.put("one", &second, Cond::Match(old.clone()))?;
         let Some(new) = replaced else {
-            self.fails("an object was not replaced although the condition held");
+            self.fails("an object was not replaced although the condition held; with --remote bare-etags it may be");
             return Ok(());
         };
         self.report.versioned = new.generation.is_some();
@@ -262,7 +262,9 @@ impl Prober<'_> {
         for _ in 0..count {
             let (body, begun) = (self.body(), self.host.now());
             let Some(version) = self.put("rate", &body, cond)? else {
-                self.fails("an object was not replaced although the condition held");
+                self.fails(
+                    "an object was not replaced although the condition held; with --remote bare-etags it may be",
+                );
                 return Ok(());
             };
             self.report.replaces.push(self.host.now() - begun);

@@ -22,11 +22,17 @@ pub const BUCKET: &str = "bucket";
 /// Keys that it takes; it takes any.
 pub const KEY: &str = "testing";
 
+/// Names a server to use instead, `ADDRESS[,WORD…]`: one that has the bucket and takes the keys, and options of volumes that it needs.
+/// `cargo xtask stores` sets it.
+const OTHER: &str = "OLEO_TEST_S3";
+
 /// The server; see the module's text.
 pub struct Moto {
-    shell: Child,
+    /// None: it is not ours.
+    shell: Option<Child>,
     address: SocketAddr,
     log: PathBuf,
+    base: String,
     _own: Scratch,
 }
 
@@ -36,6 +42,9 @@ impl Moto {
     /// # Errors
     /// It is not installed, or does not begin.
     pub fn start() -> Result<Moto> {
+        if let Ok(other) = std::env::var(OTHER) {
+            return Moto::other(&other);
+        }
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/venv/bin/moto_server");
         ensure!(program.exists(), "{} is missing (scripts/test installs what tests need)", program.display());
         let own = Scratch::new()?;
@@ -52,13 +61,29 @@ impl Moto {
             .stderr(out)
             .spawn()
             .context("cannot run sh")?;
-        let moto = Moto { shell, address, log, _own: own };
+        let moto = Moto { shell: Some(shell), address, log, base: BUCKET.to_owned(), _own: own };
         let start = Instant::now();
         while !moto.makes_bucket()? {
             ensure!(start.elapsed() < LIMIT, "moto does not answer: {}", moto.log());
             std::thread::sleep(POLL);
         }
         Ok(moto)
+    }
+
+    /// One that runs already, and a prefix on it that nobody else has.
+    fn other(text: &str) -> Result<Moto> {
+        let address = text.split(',').next().unwrap_or_default();
+        let address = address.parse().with_context(|| format!("{OTHER}: {address} is no address"))?;
+        let own = Scratch::new()?;
+        let unique = own.path().file_name().map(|name| name.to_string_lossy().into_owned());
+        let unique: String = unique.unwrap_or_default().chars().filter(char::is_ascii_alphanumeric).collect();
+        let base = format!("{BUCKET}/{unique}-{}", std::process::id());
+        Ok(Moto { shell: None, address, log: PathBuf::new(), base, _own: own })
+    }
+
+    /// The bucket, or what there is of it for this server's user.
+    pub fn base(&self) -> &str {
+        &self.base
     }
 
     /// Where it listens.
@@ -73,7 +98,9 @@ impl Moto {
 
     /// Options of a volume, as `--remote` takes them, at this server or a proxy in front of it.
     pub fn options(at: SocketAddr) -> String {
-        format!("endpoint=http://{at},region=us-east-1,AWS_ACCESS_KEY_ID={KEY},AWS_SECRET_ACCESS_KEY={KEY}")
+        let other = std::env::var(OTHER).unwrap_or_default();
+        let words = other.split_once(',').map_or(String::new(), |(_, words)| format!(",{words}"));
+        format!("endpoint=http://{at},region=us-east-1,AWS_ACCESS_KEY_ID={KEY},AWS_SECRET_ACCESS_KEY={KEY}{words}")
     }
 
     /// Makes the bucket; false: nobody answers yet.
@@ -93,7 +120,9 @@ impl Moto {
 impl Drop for Moto {
     fn drop(&mut self) {
         // The end of its input ends it.
-        drop(self.shell.stdin.take());
-        let _ended = self.shell.wait();
+        if let Some(shell) = &mut self.shell {
+            drop(shell.stdin.take());
+            let _ended = shell.wait();
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! does. Answers come late ([`Faults::delay`]); some requests never reach the server, and the answers to some never come
 //! back, in which cases the connection breaks. [`Proxy::away`] breaks all connections and takes no new ones for a time.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -50,8 +51,10 @@ struct Shared {
 struct State {
     faults: Faults,
     rng: Rng,
-    /// Both ends of each connection.
-    open: Vec<TcpStream>,
+    /// Both ends of each connection that has not ended.
+    open: BTreeMap<u64, [TcpStream; 2]>,
+    /// How many there were.
+    made: u64,
 }
 
 impl Proxy {
@@ -59,7 +62,7 @@ impl Proxy {
     pub fn start(server: SocketAddr, faults: Faults, seed: u64) -> std::io::Result<Proxy> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
-        let state = Mutex::new(State { faults, rng: Rng::new(seed), open: Vec::new() });
+        let state = Mutex::new(State { faults, rng: Rng::new(seed), open: BTreeMap::new(), made: 0 });
         let (away, ended) = (AtomicBool::new(false), AtomicBool::new(false));
         let [requests, lost, up, down] = [0; 4].map(AtomicU64::new);
         let shared = Arc::new(Shared { server, state, away, ended, requests, lost, up, down });
@@ -93,6 +96,11 @@ impl Proxy {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
+    /// How many connections have not ended.
+    pub fn connections(&self) -> usize {
+        self.shared.state().open.len()
+    }
+
     /// How many bytes clients sent, and how many they got, headers included.
     pub fn bytes(&self) -> (u64, u64) {
         (self.shared.up.load(Ordering::SeqCst), self.shared.down.load(Ordering::SeqCst))
@@ -122,7 +130,7 @@ impl Shared {
     }
 
     fn break_all(&self) {
-        for stream in self.state().open.drain(..) {
+        for stream in std::mem::take(&mut self.state().open).into_values().flatten() {
             // It may be broken already.
             let _broken = stream.shutdown(Shutdown::Both);
         }
@@ -150,11 +158,22 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             let server = TcpStream::connect(shared.server)?;
             client.set_nodelay(true)?;
             server.set_nodelay(true)?;
-            shared.state().open.extend([client.try_clone()?, server.try_clone()?]);
+            let ends = [client.try_clone()?, server.try_clone()?];
+            let number = {
+                let mut state = shared.state();
+                state.made += 1;
+                let number = state.made;
+                state.open.insert(number, ends);
+                number
+            };
             let asked = Arc::new(AtomicBool::new(false));
             for (from, to, is_answer) in [(client.try_clone()?, server.try_clone()?, false), (server, client, true)] {
                 let (shared, asked) = (shared.clone(), asked.clone());
-                std::thread::spawn(move || pass(&shared, from, to, &asked, is_answer));
+                std::thread::spawn(move || {
+                    pass(&shared, from, to, &asked, is_answer);
+                    // Both directions are shut down, and their descriptors are to be had again.
+                    shared.state().open.remove(&number);
+                });
             }
             Ok(())
         });
@@ -253,5 +272,20 @@ mod tests {
         proxy.away(false);
         let mut stream = TcpStream::connect(proxy.address()).unwrap();
         assert_eq!(ask(&mut stream).unwrap(), 5);
+    }
+
+    /// Goal: connections that have ended take nothing. Method: many, one after the other.
+    #[test]
+    fn ended_connections() {
+        let proxy = Proxy::start(echo(), Faults::default(), 1).unwrap();
+        for _ in 0..200 {
+            let mut stream = TcpStream::connect(proxy.address()).unwrap();
+            assert_eq!(ask(&mut stream).unwrap(), 5);
+        }
+        let begun = std::time::Instant::now();
+        while proxy.connections() > 0 && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(proxy.connections(), 0);
     }
 }

@@ -142,6 +142,27 @@ fn over_qemu_nbd() {
     }
 }
 
+/// Goal: an image of Ceph is a device through qemu-nbd: commands, a mount that is used, and what the checker of the kernel's says of it.
+#[test]
+#[ignore = "needs Ceph: `cargo xtask stores rbd`"]
+fn over_ceph() {
+    let image = std::env::var("OLEO_TEST_RBD").expect("`cargo xtask stores rbd` sets it");
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    source(dir);
+    let server = Process::start("qemu-nbd", |socket| {
+        ["--persistent", "--shared=8", "--format=raw", "--discard=unmap", "--socket", socket, &image]
+            .map(str::to_owned)
+            .into()
+    });
+    use_it(dir, &server.uri(""), None);
+    server.end();
+    tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", &image, dir.join("raw").to_str().unwrap()]);
+    if let Some(oracle) = oracle() {
+        oracle.must_be_sound(&[dir.join("raw")], "over an image of Ceph").unwrap();
+    }
+}
+
 /// Goal: a volume may have some of its devices on the network. Method: raid1 over a file and an export; each half is enough, and the
 /// kernel mounts both.
 #[test]

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use oleo_sim::oracle::{Scratch, skip};
+use oleo_sim::oracle::{Scratch, oracle, skip};
 use oleo_sim::rng::Rng;
 
 use crate::common::exercise::Exercise;
@@ -173,6 +173,21 @@ fn load(seed: u64, options: &str, time: Duration) {
     assert!(store.ok(scratch.path(), &["check", "--data", &url]).contains("clean"));
     let mounted = store.mount(&url, "ro");
     assert!(fs::read(mounted.path().join("v/f")).unwrap() == model, "the file holds something else afterwards");
+    for (n, stress) in stresses.iter().enumerate() {
+        stress.must_hold(&mounted.path().join(format!("t{n}")));
+    }
+    mounted.unmount().unwrap();
+    for_the_kernel(&store, &scratch, &url, &model, &stresses);
+}
+
+/// The same for the kernel and its checker: a copy of the volume is sound, and holds the same.
+fn for_the_kernel(store: &Store, scratch: &Scratch, url: &str, model: &[u8], stresses: &[Stress]) {
+    let Some(oracle) = oracle() else { return };
+    store.ok(scratch.path(), &["copy", url, "disk.img"]);
+    let image = [scratch.path().join("disk.img")];
+    oracle.must_be_sound(&image, "a copy of a volume on a store, after both loads").unwrap();
+    let mounted = oracle.mount(&image, "ro").unwrap();
+    assert!(fs::read(mounted.path().join("v/f")).unwrap() == model, "the kernel reads something else");
     for (n, stress) in stresses.iter().enumerate() {
         stress.must_hold(&mounted.path().join(format!("t{n}")));
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use oleo_sim::moto::{BUCKET, Moto};
+use oleo_sim::moto::Moto;
 use oleo_sim::proxy::{Faults, Proxy};
 use oleo_sim::served::{Limits, Served};
 
@@ -34,7 +34,7 @@ impl Store {
         let proxy = faults.map(|faults| Proxy::start(moto.address(), faults, 7).unwrap());
         let at = proxy.as_ref().map_or(moto.address(), Proxy::address);
         Store {
-            base: format!("s3://{BUCKET}"),
+            base: format!("s3://{}", moto.base()),
             remote: format!("{HELD},{}", Moto::options(at)),
             proxy,
             _moto: Some(moto),

@@ -65,6 +65,8 @@ struct Asked {
     cloud: Cloud,
     /// With a slash behind it.
     prefix: Arc<str>,
+    /// Whether conditions name contents without quotation marks.
+    bare_etags: bool,
     /// Whether it ever answered: then keys were good.
     answered: Arc<AtomicBool>,
 }
@@ -93,8 +95,8 @@ impl CloudStore {
             .build()
             .map_err(|e| wrong(format!("cannot start threads: {e}")))?;
         let name = Url { pin: None, ..url.clone() }.to_string();
-        let asked =
-            Asked { bucket: opened, cloud: *cloud, prefix: format!("{prefix}/").into(), answered: Arc::default() };
+        let (prefix, bare_etags) = (format!("{prefix}/").into(), options.bare_etags);
+        let asked = Asked { bucket: opened, cloud: *cloud, prefix, bare_etags, answered: Arc::default() };
         Ok(CloudStore { asked, name, host: options.host.clone(), clock, runtime: Some(runtime) })
     }
 }
@@ -297,7 +299,11 @@ impl Asked {
             Cond::None => PutMode::Overwrite,
             Cond::Absent => PutMode::Create,
             Cond::Match(version) => {
-                PutMode::Update(UpdateVersion { e_tag: Some(version.etag), version: version.generation })
+                let etag = match self.bare_etags {
+                    true => version.etag.trim_matches('"').to_owned(),
+                    false => version.etag,
+                };
+                PutMode::Update(UpdateVersion { e_tag: Some(etag), version: version.generation })
             }
         };
         let options = PutOptions { mode, extensions: marked(), ..PutOptions::default() };

@@ -114,7 +114,7 @@ fn s3_conforms() {
         options.set(word).expect("an option");
     }
     let open = |prefix: &str| {
-        let url = crate::Url::parse(&format!("s3://{}/{prefix}", oleo_sim::moto::BUCKET)).expect("url");
+        let url = crate::Url::parse(&format!("s3://{}/{prefix}", moto.base())).expect("url");
         CloudStore::open(&url, &options).expect("store")
     };
     let store = open("some where/deep");
