@@ -173,6 +173,20 @@ impl Server {
             }
             _ => {}
         }
+        // What is asked of a volume that is followed is answered by its newest moment.
+        if let Some(following) = self.following() {
+            let mut reply = following.newest().of_one_moment(caller, request)?;
+            if let Reply::Stats(stats) = &mut reply
+                && let Some(device) = stats.devices.first_mut()
+            {
+                device.counts.extend(following.counts());
+            }
+            return Ok(reply);
+        }
+        self.of_one_moment(caller, request)
+    }
+
+    fn of_one_moment(&self, caller: Caller, request: Request) -> Result<Reply, Error> {
         let under_way = self.ending().enter()?;
         if looks_at_files(&request) {
             self.write_out().map_err(unwritten)?;

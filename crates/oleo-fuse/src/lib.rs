@@ -15,6 +15,7 @@ mod attach;
 mod background;
 mod control;
 mod ending;
+mod follow;
 mod memory;
 mod mount;
 mod nodes;

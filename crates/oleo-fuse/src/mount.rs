@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 
 use oleo::device::Place;
 use oleo::fs::{Follow, FsOptions, InodeRef};
-use oleo::{Device, ErrorKind, Hint, Image, OnNotice, OpenOptions, TreeId};
+use oleo::{Device, ErrorKind, Follower, Hint, Image, Moment, OnNotice, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
-use oleo_format::{Class, Classified, InodeFlags};
+use oleo_format::{Class, Classified, Generation, InodeFlags};
 
 use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
 use crate::control::Control;
+use crate::follow::{Asking, Following};
 use crate::memory;
 use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
-use crate::transport::{IO_LEN_MAX, Transport, connect};
+use crate::transport::{Handler, IO_LEN_MAX, Transport, connect};
 
 /// Inodes kept beyond those that the kernel knows.
 const INODES_MAX: usize = 32 * 1024;
@@ -89,6 +90,7 @@ pub struct Mounted {
     read_only: bool,
     background: Background,
     control: Option<Control>,
+    following: Option<(Arc<Following>, Asking)>,
     log: Log,
 }
 
@@ -159,6 +161,14 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         .fs(fs))
 }
 
+/// Opens a volume to follow it.
+fn follow(first: &Path, open: &OpenOptions, options: &MountOptions) -> Result<(Follower, Moment), MountError> {
+    if !options.read_only {
+        return Err(MountError::Option("follow= needs ro".to_owned()));
+    }
+    Ok(Follower::open(first, open)?)
+}
+
 fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
     let options = &plan.options;
     let shown = Place::parse(first).map_or_else(|_| first.display().to_string(), |place| place.shown());
@@ -195,7 +205,7 @@ fn claim(device: &Path, open: &OpenOptions) -> Result<std::fs::File, MountError>
 }
 
 /// The root directory of the subvolume to show.
-fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountError> {
+pub(crate) fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountError> {
     let fs = image.fs();
     let root = match (&options.subvol, options.subvolid) {
         (Some(path), id) => {
@@ -253,13 +263,18 @@ impl Mounted {
             find_root(&image, &plan.options)?;
             drop(claim);
             image
+        } else if plan.options.follow.is_some() {
+            let (follower, moment) = follow(first, &open, &plan.options)?;
+            find_root(&moment.image, &plan.options)?;
+            let follows = Some((follower, moment.committed));
+            return Mounted::start_or_detach(moment.image, follows, attach()?, &plan, &dir);
         } else {
             let image = Image::open(first, &open)?;
             find_root(&image, &plan.options)?;
             image
         };
         let channel = attach()?;
-        Mounted::start_or_detach(image, channel, &plan, &dir)
+        Mounted::start_or_detach(image, None, channel, &plan, &dir)
     }
 
     /// The same over devices that are open already, in any order; the images of the plan are ignored.
@@ -272,11 +287,17 @@ impl Mounted {
         let image = Image::from_devices(devices, &open_options(plan)?)?;
         find_root(&image, &plan.options)?;
         let channel = attach(&dir, &attach_options(plan, Path::new(SUBTYPE), false)).map_err(failed)?;
-        Mounted::start_or_detach(image, channel, plan, &dir)
+        Mounted::start_or_detach(image, None, channel, plan, &dir)
     }
 
-    fn start_or_detach(image: Image, channel: std::fs::File, plan: &Plan, dir: &Path) -> Result<Mounted, MountError> {
-        let served = Mounted::start(image, channel, plan, dir);
+    fn start_or_detach(
+        image: Image,
+        follows: Option<(Follower, Generation)>,
+        channel: std::fs::File,
+        plan: &Plan,
+        dir: &Path,
+    ) -> Result<Mounted, MountError> {
+        let served = Mounted::start(image, follows, channel, plan, dir);
         if served.is_err() {
             // The error reported is why it could not be served.
             let _ = detach(dir, None, true);
@@ -284,7 +305,13 @@ impl Mounted {
         served
     }
 
-    fn start(image: Image, channel: std::fs::File, plan: &Plan, dir: &Path) -> Result<Mounted, MountError> {
+    fn start(
+        image: Image,
+        follows: Option<(Follower, Generation)>,
+        channel: std::fs::File,
+        plan: &Plan,
+        dir: &Path,
+    ) -> Result<Mounted, MountError> {
         let options = plan.options.clone();
         let root = find_root(&image, &options)?;
         let server = Arc::new(Server::new(Arc::new(image), root, options.clone(), plan.log.clone()));
@@ -307,7 +334,18 @@ impl Mounted {
         };
         let background = Background::start(&server, &options, &plan.log);
         let read_only = options.read_only;
-        Ok(Mounted { server, transport, dir: dir.to_path_buf(), read_only, background, control, log: plan.log.clone() })
+        let following = match follows {
+            Some((follower, committed)) => {
+                let following = Following::new(&server, committed);
+                server.set_following(following.clone());
+                let asking = Asking::start(&following, follower);
+                let asking = asking.map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
+                Some((following, asking))
+            }
+            None => None,
+        };
+        let dir = dir.to_path_buf();
+        Ok(Mounted { server, transport, dir, read_only, background, control, following, log: plan.log.clone() })
     }
 
     /// The directory that it is mounted on.
@@ -331,7 +369,15 @@ impl Mounted {
     /// # Errors
     /// The connection broke, or not everything could be written.
     pub fn serve(self) -> Result<(), MountError> {
-        let served = self.transport.serve(self.server.clone());
+        let handler: Arc<dyn Handler> = match &self.following {
+            Some((following, _)) => following.clone(),
+            None => self.server.clone(),
+        };
+        let served = self.transport.serve(handler);
+        if let Some((following, asking)) = self.following {
+            asking.stop();
+            following.end();
+        }
         // Requests that move groups end soon.
         self.server.image().balancer().stop();
         self.server.ending().begin();

@@ -13,6 +13,8 @@ use crate::transport::HaltPolling;
 const COMMIT_SECONDS: u64 = 30;
 /// The longest time between commits that is taken.
 const COMMIT_SECONDS_MAX: u64 = 24 * 60 * 60;
+/// How late a mount that follows may be at most.
+const FOLLOW_SECONDS_MAX: u64 = 24 * 60 * 60;
 /// Default of the most threads that answer requests.
 const THREADS: usize = 16;
 /// The most threads that can be requested.
@@ -139,6 +141,8 @@ pub struct MountOptions {
     pub atime: Atime,
     /// Directories are exempt from that.
     pub no_dir_atime: bool,
+    /// Show what another machine writes to a volume on a store, at most so many seconds late.
+    pub follow: Option<u64>,
     /// Go on without devices that are missing.
     pub degraded: bool,
     /// The most bytes of a file that are stored inline in its item.
@@ -191,6 +195,7 @@ impl Default for MountOptions {
             discard: false,
             atime: Atime::default(),
             no_dir_atime: false,
+            follow: None,
             degraded: false,
             inline_max: None,
             threads: THREADS,
@@ -300,6 +305,13 @@ impl MountOptions {
             "rescue" => {
                 for what in value.split(':') {
                     self.take_rescue(what)?;
+                }
+            }
+            "follow" => {
+                let seconds = number(name, value, FOLLOW_SECONDS_MAX)?;
+                self.follow = Some(seconds).filter(|n| *n > 0);
+                if self.follow.is_none() {
+                    return Err(wrong(name, value, "a number of seconds from 1 to 86400"));
                 }
             }
             "fsname" => self.fsname = Some(value.to_owned()),

@@ -90,7 +90,16 @@ pub struct Server {
     write_back: OnceLock<bool>,
     writers: Writers,
     unwritten: write_out::Unwritten,
+    following: OnceLock<Arc<dyn Newest>>,
     log: Log,
+}
+
+/// Who has later moments of a volume than a server.
+pub(crate) trait Newest: Send + Sync {
+    /// The server of the newest.
+    fn newest(&self) -> Arc<Server>;
+    /// Counts, by name.
+    fn counts(&self) -> Vec<(String, u64)>;
 }
 
 /// What answering came to.
@@ -119,6 +128,7 @@ impl Server {
             write_back: OnceLock::new(),
             writers: Writers::default(),
             unwritten: write_out::Unwritten::default(),
+            following: OnceLock::new(),
             log,
         }
     }
@@ -195,9 +205,45 @@ impl Server {
         self.nodes.count() as u64
     }
 
+    /// The path of the control socket.
+    pub(crate) fn control_path(&self) -> Option<&PathBuf> {
+        self.control.get()
+    }
+
+    /// How the kernel is notified.
+    pub(crate) fn notifier(&self) -> Option<&Arc<dyn Notifier>> {
+        self.notifier.get()
+    }
+
+    /// Above how many nodes the kernel is asked to forget some.
+    pub(crate) fn nodes_max(&self) -> usize {
+        self.nodes_max
+    }
+
     /// The kernel has forgotten all nodes.
     pub fn forget_all(&self) {
         self.nodes.clear();
+    }
+
+    /// Answers a request that has a reply.
+    pub(crate) fn answered(&self, head: &abi::InHeader, op: &Op<'_>, reply: &mut Reply<'_>) -> Outcome {
+        match guarded(&self.fs, &self.log, "a request", || self.answer(head, op, reply)).unwrap_or(Err(Errno::EIO)) {
+            Ok(()) => Outcome::Done,
+            Err(errno) => Outcome::Failed(errno.0),
+        }
+    }
+
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// Sets who has later moments of the volume, which control requests are about.
+    pub(crate) fn set_following(&self, following: Arc<dyn Newest>) {
+        let _ = self.following.set(following);
+    }
+
+    pub(crate) fn following(&self) -> Option<&dyn Newest> {
+        self.following.get().map(|following| &**following)
     }
 
     fn inode(&self, node: u64) -> Result<InodeRef, Errno> {
@@ -223,9 +269,9 @@ impl Server {
         self.errno(&format!("{what} {path}"), error)
     }
 
-    fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Answer {
-        let (head, node) = (&request.head, request.head.nodeid);
-        match &request.op {
+    fn answer(&self, head: &abi::InHeader, op: &Op<'_>, reply: &mut Reply<'_>) -> Answer {
+        let node = head.nodeid;
+        match op {
             Op::Lookup { name } => self.lookup(node, name, reply),
             Op::GetAttr => self.getattr(node, reply),
             Op::Statx(args) => self.statx(node, args, reply),
@@ -305,10 +351,7 @@ impl Handler for Server {
             Op::Interrupt => return Outcome::Silent,
             _ => {}
         }
-        match guarded(&self.fs, &self.log, "a request", || self.answer(request, reply)).unwrap_or(Err(Errno::EIO)) {
-            Ok(()) => Outcome::Done,
-            Err(errno) => Outcome::Failed(errno.0),
-        }
+        self.answered(&request.head, &request.op, reply)
     }
 
     fn waits_for_another(&self, head: &abi::InHeader, args: &[u8]) -> bool {

@@ -261,6 +261,9 @@ ranks! {
     RestoreFailed, "oleo", "`Core::failed` of a restore", Leaf, No,
         "the first error",
         "a look";
+    FuseFollow, "oleo-fuse", "`Following::state`", Leaf, No,
+        "moments of a volume that is followed, and which of them nodes are of",
+        "a look-up; nodes are looked through when the newest moment changes";
     FuseWriters, "oleo-fuse", "`Writers::shards[n]`", Leaf, No,
         "the nodes that are open for writing",
         "a look-up";

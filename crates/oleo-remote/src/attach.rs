@@ -35,9 +35,9 @@ use crate::swap::{HEAD, Swapped, read, swap, why_lost};
 /// Longest claim that is waited for; longer ones count as claims for ever.
 const CLAIM_MAX: Duration = Duration::from_secs(3600);
 /// How often opening for reading begins anew when what a head needs is gone.
-const STALE_TRIES: usize = 4;
+pub(crate) const STALE_TRIES: usize = 4;
 /// How often a lease is asked for, when the head is replaced and what it had is gone in the meantime.
-const LEASE_TRIES: usize = 8;
+pub(crate) const LEASE_TRIES: usize = 8;
 /// How often a head is looked at during a claim.
 const CLAIM_LOOKS: u32 = 10;
 
@@ -50,8 +50,8 @@ pub(crate) fn attach_reading(
     let store: Arc<dyn Store> = Arc::new(Retry::new(store, options.host.clone()));
     for _ in 1..STALE_TRIES {
         match attach_once(&store, pin, options) {
-            // What that head needs is gone, so there is a newer one.
-            Err(RemoteError::Stale { .. }) if pin.is_none() => {}
+            // What that head needs is gone, so there is a newer one; or whoever writes here has noted a newer one meanwhile.
+            Err(RemoteError::Stale { .. } | RemoteError::Older { .. }) if pin.is_none() => {}
             done => return done,
         }
     }
@@ -60,31 +60,47 @@ pub(crate) fn attach_reading(
 
 fn attach_once(store: &Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions) -> Result<Core, RemoteError> {
     let deadline = options.host.now() + options.bounds.attach_max;
-    let (head, version, lease) = match pin {
+    match pin {
         None => {
-            let found = newest(store, options, deadline)?;
-            check_seen(&found.0, options)?;
-            found
+            let (head, version, lease) = newest(store, options, deadline)?;
+            attach_moment(store, (head, version), lease, options, |_| (), deadline)
         }
         Some(pin) if is_pin_name(pin) => {
             let entry = find_pin(&**store, pin, deadline)?;
             let (head, version) = read(&**store, &key_of(&entry), options.key.as_ref(), deadline)?;
-            (head, version, None)
+            let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
+            core.pinned = true;
+            replay(&core, deadline).and_then(|()| take_tail(&core)).map(|()| core)
         }
-        Some(pin) => return Err(RemoteError::Url { url: pin.into(), what: "no name of a pin".into() }),
-    };
-    let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
-    core.pinned = pin.is_some();
-    core.lease = lease.map_or_else(OnceLock::new, OnceLock::from);
-    if pin.is_none() {
-        note_seen(&core)?;
+        Some(pin) => Err(RemoteError::Url { url: pin.into(), what: "no name of a pin".into() }),
     }
-    match replay(&core, deadline).and_then(|()| take_tail(&core)) {
-        Ok(()) => Ok(core),
+}
+
+/// Opens the moment of a head that was read, whose lease ends if that fails. `prepare` may change the volume before anything
+/// is read of it.
+pub(crate) fn attach_moment(
+    store: &Arc<dyn Store>,
+    (head, version): (Head, Version),
+    lease: Option<Pin>,
+    options: &StoreOptions,
+    prepare: impl FnOnce(&mut Core),
+    deadline: Deadline,
+) -> Result<Core, RemoteError> {
+    let opened = check_seen(&head, options).and_then(|()| {
+        let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
+        prepare(&mut core);
+        note_seen(&core)?;
+        replay(&core, deadline).and_then(|()| take_tail(&core)).map(|()| core)
+    });
+    match opened {
+        Ok(mut core) => {
+            core.lease = lease.map_or_else(OnceLock::new, OnceLock::from);
+            Ok(core)
+        }
         Err(e) => {
-            if let Some(lease) = core.lease.get() {
+            if let Some(lease) = lease {
                 // It ends by itself if not.
-                let _also = withdraw(&**store, lease, options, deadline);
+                let _also = withdraw(&**store, &lease, options, deadline);
             }
             Err(e)
         }
@@ -92,7 +108,7 @@ fn attach_once(store: &Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions
 }
 
 /// The newest head, with a lease of it if that is wanted and can be had: whoever may not write is safe for the time of grace.
-fn newest(
+pub(crate) fn newest(
     store: &Arc<dyn Store>,
     options: &StoreOptions,
     deadline: Deadline,

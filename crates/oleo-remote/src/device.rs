@@ -43,7 +43,7 @@ impl RemoteDevice {
         RemoteDevice::of(attach_writing(store, options)?)
     }
 
-    fn of(core: Core) -> Result<RemoteDevice, RemoteError> {
+    pub(crate) fn of(core: Core) -> Result<RemoteDevice, RemoteError> {
         let core = Arc::new(core);
         let keeper = match core.options.keeper && !core.pinned {
             true => Some(Keeper::start(core.clone())?),
@@ -75,6 +75,9 @@ impl RemoteDevice {
     }
 
     fn end_lease(&self) -> Result<(), RemoteError> {
+        if self.core.given_up.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
         let Some(lease) = self.core.lease.get() else { return Ok(()) };
         let deadline = self.core.deadline(self.core.options.bounds.publish_try);
         withdraw(&*self.core.store, lease, &self.core.options, deadline)
@@ -308,6 +311,12 @@ impl Device for RemoteDevice {
             ("frames from the disk", get(&counts.disk_hits)),
             ("bytes not published", self.dirty_bytes()),
         ];
+        let away = &self.core.away;
+        stats.extra.extend([
+            ("away now", u64::from(away.is_away())),
+            ("times it went away", get(&away.times)),
+            ("reads not sent because it was away", get(&away.refused)),
+        ]);
         for (name, count) in self.core.store.counts() {
             match name {
                 REPEATED => stats.retries = count,

@@ -1,7 +1,10 @@
 //! Parts of objects that are read and checked: what is wrong is read again, since bits change on the way, too.
 
+use std::sync::Arc;
+
 use oleo_format::Corruption;
 
+use crate::away::{may_wait, note};
 use crate::error::{RemoteError, StoreError};
 use crate::format::{ObjectId, ObjectRef, xxh64};
 use crate::shared::{Core, add};
@@ -18,6 +21,9 @@ pub(crate) struct Part {
 
 /// Begins to read a part.
 pub(crate) fn begin(core: &Core, part: Part, deadline: Deadline) -> Ticket {
+    let Some(deadline) = may_wait(core, deadline) else {
+        return Ticket::new(|| Err(StoreError::Away("it did not answer before".into())));
+    };
     add(&core.counts.gets, 1);
     match core.owner_of(part.id) {
         Some((store, _)) => get_part(store, &part.id.key(), part.off..part.off + part.len, deadline),
@@ -28,6 +34,7 @@ pub(crate) fn begin(core: &Core, part: Part, deadline: Deadline) -> Ticket {
 /// Its bytes.
 pub(crate) fn end(core: &Core, part: Part, ticket: Ticket) -> Result<Vec<u8>, RemoteError> {
     let bytes = ticket.wait().and_then(|answer| part_of(answer, part.len));
+    note(core, &bytes);
     bytes.map_err(|e| match e {
         StoreError::Absent if core.write => why_missing(core, part.id),
         StoreError::Absent => RemoteError::Stale { what: part.id.to_string() },
@@ -92,7 +99,26 @@ pub(crate) fn begin_page(core: &Core, at: ObjectRef, deadline: Deadline) -> Page
             add(&core.counts.disk_hits, 1);
             PageTicket { ticket: Ticket::new(|| Ok(Answer::Object { body, version: None })), keep: false }
         }
-        None => PageTicket { ticket: begin(core, part_of_ref(at), deadline), keep: true },
+        None => PageTicket { ticket: begin_kept(core, part_of_ref(at), at.xxh, deadline), keep: true },
+    }
+}
+
+/// Begins to read a page or a directory that has this checksum, unless an earlier moment has read it.
+pub(crate) fn begin_kept(core: &Core, part: Part, xxh: u64, deadline: Deadline) -> Ticket {
+    let kept = core.pages.as_ref().and_then(|pages| pages.get(part.id, part.off as u32));
+    match kept.filter(|bytes| bytes.len() as u64 == part.len && xxh64(bytes) == xxh) {
+        Some(bytes) => {
+            add(&core.counts.cache_hits, 1);
+            Ticket::new(move || Ok(Answer::Object { body: bytes.to_vec(), version: None }))
+        }
+        None => begin(core, part, deadline),
+    }
+}
+
+/// Keeps a page or a directory that is as it should be, for later moments.
+pub(crate) fn keep(core: &Core, part: Part, bytes: &[u8]) {
+    if let Some(pages) = core.pages.as_ref().filter(|pages| pages.get(part.id, part.off as u32).is_none()) {
+        pages.put(part.id, part.off as u32, Arc::new(bytes.to_vec()));
     }
 }
 
@@ -113,6 +139,7 @@ pub(crate) fn page<T>(
         if let Some((disk, id)) = core.disk_of(at.id).filter(|_| keep) {
             disk.write(id, at.off, bytes);
         }
+        self::keep(core, part_of_ref(at), bytes);
         let page = core.coder.unpack_page(bytes, core.bound(at.id).uuid, at.id, at.off)?;
         parse(&page).map_err(|e| e.within(at.id))
     })

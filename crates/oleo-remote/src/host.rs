@@ -20,6 +20,8 @@ pub enum Mistake {
     OwnOrphans,
     /// A volume that is made where another was begins with the first epoch.
     RestartsEpochs,
+    /// Moments of a reader that follows take frames of each other's tails for their own.
+    SharesTails,
 }
 
 /// Time and randomness.

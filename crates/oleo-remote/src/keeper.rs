@@ -11,6 +11,7 @@
 //! It ends when the device is dropped, which waits for the request that is under way.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use crate::collect::{Wanted, delete_dead, remove_orphans, repack};
 use crate::error::RemoteError;
 use crate::flush::{checkpoint_now, publish, publish_behind, renew_claim};
-use crate::pin::{LEASE_SECONDS, Lease, renew_lease, take_lease};
+use crate::pin::{LEASE_SECONDS, Lease, renew_lease, take_lease, withdraw};
 use crate::shared::Core;
 
 /// The longest and the shortest time between two looks.
@@ -74,7 +75,7 @@ fn keep(core: &Core, stopped: &Receiver<()>) {
     let position = core.state.lock().position();
     let mut schedule = Schedule::new(core.options.host.now(), position);
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(look) {
-        if core.latch.get().is_some() {
+        if core.latch.get().is_some() || core.given_up.load(Ordering::Acquire) {
             return;
         }
         let position = core.state.lock().position();
@@ -125,6 +126,9 @@ fn keep_moment(core: &Core) -> Result<(), RemoteError> {
     let head = core.published.lock().head.clone();
     let deadline = core.deadline(core.options.bounds.attach_max);
     if let Lease::Taken(lease) = take_lease(&core.store, &head, &core.options, deadline)? {
+        if core.given_up.load(Ordering::Acquire) {
+            return withdraw(&*core.store, &lease, &core.options, deadline);
+        }
         let _first = core.lease.set(lease);
     }
     Ok(())

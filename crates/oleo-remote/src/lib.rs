@@ -14,6 +14,7 @@
 
 mod append;
 mod attach;
+mod away;
 mod bench;
 mod branch;
 mod cache;
@@ -25,6 +26,7 @@ mod disk_cache;
 mod error;
 mod fetch;
 mod flush;
+mod follow;
 pub mod format;
 mod gc;
 mod host;
@@ -59,6 +61,7 @@ pub use collect::{Deleted, Orphans};
 pub use create::create;
 pub use device::RemoteDevice;
 pub use error::{OptionError, RemoteError, StoreError};
+pub use follow::Follower;
 pub use format::key::Opener;
 pub use gc::{Collected, GcOptions, gc};
 #[doc(hidden)]
@@ -66,7 +69,7 @@ pub use host::Mistake;
 pub use host::{Host, SystemHost};
 pub use key_slots::KeySlots;
 pub use keys::{KeySource, SlotInfo};
-pub use open::{create_at, open_at};
+pub use open::{create_at, follow_at, open_at};
 pub use open_store::open_store;
 pub use options::{Bounds, CacheOptions, Durable, StoreOptions};
 pub use pin::{pin, pins, unpin};

@@ -3,6 +3,7 @@
 use crate::create::{check_free, create};
 use crate::device::RemoteDevice;
 use crate::error::RemoteError;
+use crate::follow::Follower;
 use crate::open_store::open_store;
 use crate::options::StoreOptions;
 use crate::probe::{ProbeOptions, probe};
@@ -18,6 +19,19 @@ pub fn open_at(url: &Url, write: bool, options: &StoreOptions) -> Result<RemoteD
         (false, pin) => RemoteDevice::open(store, pin.as_deref(), options),
         (true, None) => RemoteDevice::open_writable(store, options),
         (true, Some(_)) => Err(is_pin(url)),
+    }
+}
+
+/// Opens the newest moment of a volume for reading, to go on to newer ones later.
+///
+/// # Errors
+/// As [`open_at`]; the name is that of a pin, which never changes.
+pub fn follow_at(url: &Url, options: &StoreOptions) -> Result<(Follower, RemoteDevice), RemoteError> {
+    match url.pin {
+        None => Follower::open(open_store(url, options)?, options),
+        Some(_) => {
+            Err(RemoteError::Unsupported { what: format!("{url}: a pin does not change, so nobody follows it") })
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub struct StoreOptions {
     pub grace: Duration,
     /// Whether opening for reading takes a lease, so that what is read stays. Without it the keeper takes one after ten minutes.
     pub lease: bool,
+    /// Whether another device has what this one has, so that a read had better fail than wait once it is known that the store is away.
+    pub mirrored: bool,
     /// Write although another writer has it, or had it and did not close it.
     pub take_over: bool,
     /// What is said to programs of clouds by variables of the environment, name and value: `AWS_ACCESS_KEY_ID`,
@@ -41,6 +43,8 @@ pub struct StoreOptions {
     pub settings: Vec<(String, String)>,
     /// Where the store is, if not where its cloud has it: a URL.
     pub endpoint: Option<String>,
+    /// Whether conditions name contents without quotation marks, as the gateway of Ceph compares them (seen of 16.2).
+    pub bare_etags: bool,
     /// The region of an S3 store.
     pub region: Option<String>,
     /// Whose keys and region are taken from the files that the programs of AWS have.
@@ -95,9 +99,11 @@ impl Default for StoreOptions {
             keeper: true,
             grace: Duration::from_secs(3600),
             lease: false,
+            mirrored: false,
             take_over: false,
             settings: Vec::new(),
             endpoint: None,
+            bare_etags: false,
             region: None,
             profile: None,
             proxy: None,
@@ -153,6 +159,7 @@ impl StoreOptions {
             "claim" => self.claim = given.seconds()?,
             "grace" => self.grace = given.seconds()?,
             "lease" => self.lease = given.flag()?,
+            "bare-etags" => self.bare_etags = given.flag()?,
             "endpoint" => self.endpoint = Some(given.text("a URL")?),
             "key-file" => {
                 self.key = Some(given.key(KeySource::key_file, "a file of 32 bytes or 64 hexadecimal digits")?)

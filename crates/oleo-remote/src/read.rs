@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use oleo_format::Corruption;
 
+use crate::away::{damage, is_damaged};
 use crate::error::{RemoteError, StoreError};
 use crate::fetch::{Part, begin, begin_page, checked, end, page};
 use crate::format::map::parse_region;
@@ -59,7 +60,8 @@ pub(crate) fn read(core: &Core, reads: &mut [Reading<'_>]) {
             Err(e) => reads[n].result = Err(e),
         }
     }
-    let mut frames: Vec<Frame> = frames.into_values().filter(|frame| !on_disk(core, reads, frame)).collect();
+    let mut frames: Vec<Frame> =
+        frames.into_values().filter(|frame| !on_disk(core, reads, frame) && !known(core, reads, frame)).collect();
     frames.sort_unstable_by_key(|frame| (frame.id, frame.off));
     fetch_all(core, reads, frames, deadline);
 }
@@ -132,12 +134,12 @@ fn in_memory(core: &Core, id: ObjectId, off: u32, piece: &[u8]) -> Result<Option
     if core.coder.key().is_none() && is_plain(piece) {
         return Ok(None);
     }
-    if let Some(payload) = core.cache.get(id, off) {
+    if let Some(payload) = core.unpacked.get(id, off) {
         return Ok(Some(payload));
     }
     let bound = core.bound(id);
     let payload = Arc::new(core.coder.unpack(&parse_frame(piece, off, &bound)?, &bound)?.into_owned());
-    core.cache.put(id, off, payload.clone());
+    core.unpacked.put(id, off, payload.clone());
     Ok(Some(payload))
 }
 
@@ -218,6 +220,9 @@ fn fetch_all(core: &Core, reads: &mut [Reading<'_>], frames: Vec<Frame>, deadlin
                 Err(RemoteError::Store { source: StoreError::Wrong(_), .. }) => fetch_one(core, &frame, deadline),
                 Err(e) => Err(e.clone()),
             };
+            if let Err(e) = &payload {
+                is_damaged(core, frame.id, frame.off, e);
+            }
             hand_out(core, reads, &frame, payload);
         }
     }
@@ -232,6 +237,13 @@ fn on_disk(core: &Core, reads: &mut [Reading<'_>], frame: &Frame) -> bool {
     };
     add(&core.counts.disk_hits, 1);
     hand_out(core, reads, frame, Ok(payload));
+    true
+}
+
+/// Hands out the error of a frame that is known to be damaged; false: it is not.
+fn known(core: &Core, reads: &mut [Reading<'_>], frame: &Frame) -> bool {
+    let Some(error) = damage(core, frame.id, frame.off) else { return false };
+    hand_out(core, reads, frame, Err(error));
     true
 }
 

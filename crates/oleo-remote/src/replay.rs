@@ -7,7 +7,7 @@ use oleo_format::Corruption;
 
 use crate::append::frame;
 use crate::error::RemoteError;
-use crate::fetch::{PageTicket, Part, begin, begin_page, checked, page};
+use crate::fetch::{PageTicket, Part, begin_kept, begin_page, checked, keep, page};
 use crate::format::map::{INDEX_REGIONS, Root, Row, TABLE_ROWS, parse_graves, parse_index, parse_table};
 use crate::format::segment::{Bound, Change, Frame, parse_directory, parse_tail};
 use crate::format::{ObjectRef, SegmentRef};
@@ -43,10 +43,16 @@ pub(crate) fn replay(core: &Core, deadline: Deadline) -> Result<(), RemoteError>
         published.head.graves.iter().for_each(|grave| state.graves.add(*grave, Some(now)));
     }
     for some in segments.chunks(PARTS_COUNT) {
-        let begun: Vec<(Part, Ticket)> = some.iter().map(directory_of).map(|p| (p, begin(core, p, deadline))).collect();
+        let begin = |segment: &SegmentRef| {
+            let part = directory_of(segment);
+            (part, begin_kept(core, part, segment.dir_xxh, deadline))
+        };
+        let begun: Vec<(Part, Ticket)> = some.iter().map(begin).collect();
         for (segment, (part, ticket)) in some.iter().zip(begun) {
             let entries = checked(core, part, ticket, deadline, |bytes| {
-                parse_directory(bytes, segment, core.bound(segment.id).uuid, core.coder.key())
+                let entries = parse_directory(bytes, segment, core.bound(segment.id).uuid, core.coder.key())?;
+                keep(core, part, bytes);
+                Ok(entries)
             })?;
             core.state.lock().replay(segment, &entries)?;
         }

@@ -1,11 +1,12 @@
 //! What all parts of an open volume share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use oleo_lock::{Mutex, rank};
 
+use crate::away::Away;
 use crate::cache::Cache;
 use crate::disk_cache::DiskCache;
 use crate::error::RemoteError;
@@ -50,7 +51,7 @@ pub(crate) struct Core {
     pub(crate) state: Mutex<rank::RemoteState, State>,
     pub(crate) published: Mutex<rank::RemotePublish, Published>,
     /// The volumes whose objects it names, by their numbers from 1.
-    pub(crate) origins: Vec<OriginStore>,
+    pub(crate) origins: Arc<Vec<OriginStore>>,
     /// Whose head it was opened from.
     pub(crate) source: Source,
     pub(crate) edges: Mutex<rank::RemoteEdges, ()>,
@@ -58,16 +59,25 @@ pub(crate) struct Core {
     pub(crate) lease: OnceLock<Pin>,
     /// Whether a pin keeps it.
     pub(crate) pinned: bool,
+    /// Whoever read is done: no lease is taken or renewed any more.
+    pub(crate) given_up: AtomicBool,
     /// The failure that ended writing.
     pub(crate) latch: OnceLock<Arc<RemoteError>>,
-    pub(crate) cache: Cache,
+    /// Frames that are stored.
+    pub(crate) cache: Arc<Cache>,
+    /// Frames in memory, unpacked. Those of a reader are in places of its own, which others have other frames in.
+    pub(crate) unpacked: Arc<Cache>,
+    /// Pages of the map and directories as they are stored, for a reader that follows.
+    pub(crate) pages: Option<Arc<Cache>>,
     /// Frames and pages on the local disk.
-    pub(crate) disk: Option<DiskCache>,
+    pub(crate) disk: Option<Arc<DiskCache>>,
     /// What is durable on the local disk before it is in the store.
     pub(crate) log: Option<LocalLog>,
     /// When a head was last noted beside the disk cache, milliseconds of the host's clock.
     pub(crate) noted: AtomicU64,
-    pub(crate) counts: Counts,
+    pub(crate) counts: Arc<Counts>,
+    /// Whether the store answers, and which frames are damaged.
+    pub(crate) away: Arc<Away>,
 }
 
 /// What was done since it was opened.
@@ -104,6 +114,7 @@ impl Core {
         write: bool,
     ) -> Result<Core, RemoteError> {
         let disk = options.cache.as_ref().map(|cache| DiskCache::open(&cache.dir, head.uuid, cache.bytes_max));
+        let cache = Arc::new(Cache::new(options.bounds.cache_bytes_max));
         Ok(Core {
             name: store.describe().into(),
             store,
@@ -112,17 +123,21 @@ impl Core {
             write,
             coder: Coder::of(&head),
             state: Mutex::new(State::new(&head, head.epoch)),
-            origins: open_origins(&head.origins, options)?,
+            origins: Arc::new(open_origins(&head.origins, options)?),
             source: Source { uuid: head.uuid, shift: 0 },
             edges: Mutex::new(()),
             lease: OnceLock::new(),
             pinned: false,
+            given_up: AtomicBool::new(false),
             latch: OnceLock::new(),
-            cache: Cache::new(options.bounds.cache_bytes_max),
-            disk: disk.transpose()?,
+            unpacked: cache.clone(),
+            cache,
+            pages: None,
+            disk: disk.transpose()?.map(Arc::new),
             log: None,
             noted: 0.into(),
-            counts: Counts::default(),
+            counts: Arc::default(),
+            away: Arc::default(),
             options: options.clone(),
             published: Mutex::new(Published::new(head, version, options.host.now())),
         })
@@ -139,7 +154,7 @@ impl Core {
     /// Where parts of an object are kept on the local disk, and by which name: that of the volume that made it.
     pub(crate) fn disk_of(&self, id: ObjectId) -> Option<(&DiskCache, ObjectId)> {
         let disk = match id.origin {
-            0 => self.disk.as_ref(),
+            0 => self.disk.as_deref(),
             n => self.origins.get(usize::from(n) - 1).and_then(|origin| origin.disk.as_ref()),
         };
         disk.map(|disk| (disk, ObjectId { origin: 0, ..id }))
@@ -147,7 +162,7 @@ impl Core {
 
     /// All of those.
     pub(crate) fn disks(&self) -> impl Iterator<Item = &DiskCache> {
-        self.disk.iter().chain(self.origins.iter().filter_map(|origin| origin.disk.as_ref()))
+        self.disk.as_deref().into_iter().chain(self.origins.iter().filter_map(|origin| origin.disk.as_ref()))
     }
 
     /// What is sealed or summed in an object is bound to it, and to the volume that made it.

@@ -434,13 +434,16 @@ impl TrimSlashes for [u8] {
 
 /// Opens all devices that the options name.
 pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc<dyn Device>>> {
+    let mut places = options.places.clone();
+    // Others may have what one of them has.
+    places.mirrored(!options.devices.is_empty() || !options.scan.is_empty());
     let open = |place: &Place, offset: u64, claimed: bool| {
         let how = FileOptions::default()
             .write(options.writes())
             .offset(offset)
             .read_in_use(options.access == Access::ReadOnlyInUse)
             .claimed(claimed);
-        open_place(place, &how, &options.places)
+        open_place(place, &how, &places)
     };
     let mut known = Vec::new();
     let mut once = |place: &Place, offset: u64, claimed: bool| -> Result<Option<Arc<dyn Device>>> {

@@ -26,6 +26,7 @@
 //! | use something else than files as devices | [`device::Place`], [`Device`], [`Image::create_on`], [`Image::from_devices`] |
 //! | show an image to others as a disk | `serve` (feature `nbd`) |
 //! | use a volume on an object store | its name, such as `s3://bucket/prefix`, and `remote` (features `remote`, `cloud`) |
+//! | read what another machine writes there, always its newest state | [`Follower`] |
 //! | keep snapshots as streams on a store | `streams`, `Image::send_to_store` (feature `remote`) |
 //! | copy an image from one place to another | [`copy`] |
 //!
@@ -154,6 +155,7 @@ pub mod device;
 pub mod devices;
 pub mod error;
 mod file;
+mod follow;
 pub mod format;
 pub mod fs;
 mod hint;
@@ -183,6 +185,7 @@ pub use background::{Background, BackgroundOptions};
 pub use cursor::Cursor;
 pub use error::{Error, Result};
 pub use file::File;
+pub use follow::{Follower, Moment};
 pub use hint::Hint;
 pub use image::Image;
 pub use notices::OnNotice;

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(value_name = "IMG... DIR", required = true, num_args = 1..)]
     places: Vec<PathBuf>,
     /// Mount options, separated by commas: ro, subvol=PATH, subvolid=ID, compress[-force]=ALGORITHM[:LEVEL], nodatacow,
-    /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, max_inline=BYTES, thread_pool=N, cache=BYTES, nodes=N,
+    /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, follow=SECONDS, max_inline=BYTES, thread_pool=N, cache=BYTES, nodes=N,
     /// user_subvol_rm_allowed, skip_balance, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off,
     /// halt_poll=auto|on|off, writeback_cache, and those of volumes on object stores (`oleo remote --help`).
     #[arg(short = 'o', long = "options", value_name = "OPTS")]

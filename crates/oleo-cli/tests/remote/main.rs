@@ -4,6 +4,7 @@
 //! - `commands`: a session of commands; names and options; who holds a volume; exports and copies of one.
 //! - `tools`: encryption, and the commands that verify, probe and measure.
 //! - `exercised`: mounts under load, over a connection that delays and breaks.
+//! - `followed`: mounts that follow what another one writes.
 //! - `local`: mounts with a log on the local disk.
 //! - `mirror`: raid1 over two stores, and a store and a disk.
 //! - `streams`: snapshots that are kept as streams.
@@ -17,6 +18,7 @@ mod harness;
 
 mod commands;
 mod exercised;
+mod followed;
 mod local;
 mod mirror;
 mod mounted;

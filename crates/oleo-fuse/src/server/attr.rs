@@ -12,7 +12,7 @@ use crate::wire::abi::{self, Fattr};
 
 /// Seconds that names and attributes stay valid: practically for ever. A number of years that the kernel can still add
 /// to its clock.
-pub(super) const VALID_SECONDS: u64 = 1 << 28;
+pub(crate) const VALID_SECONDS: u64 = 1 << 28;
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
 /// `STATX_*` of `linux/stat.h`: everything in `struct stat`, and the time of birth.

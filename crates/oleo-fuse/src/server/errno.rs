@@ -18,7 +18,7 @@ macro_rules! errnos {
 // The values of Linux on every architecture that we meet.
 errnos! {
     EPERM = 1, ENOENT = 2, EIO = 5, ENXIO = 6, EACCES = 13, EBUSY = 16, EEXIST = 17, EXDEV = 18, ENOTDIR = 20, EISDIR = 21, EINVAL = 22,
-    ENOTTY = 25, EFBIG = 27, EROFS = 30, ERANGE = 34, ENOSYS = 38, ENODATA = 61, EOPNOTSUPP = 95, ESTALE = 116,
+    ENOTTY = 25, EFBIG = 27, EROFS = 30, ERANGE = 34, ENOSYS = 38, ENODATA = 61, EOPNOTSUPP = 95, ETIMEDOUT = 110, ESTALE = 116,
 }
 
 impl From<&FsError> for Errno {

@@ -58,6 +58,10 @@ impl Server {
             return Err(EPROTO);
         }
         let mut agreed = offered & WANTED;
+        if self.options.follow.is_some() {
+            // Files are opened and closed, so that it is known whose moment is in use; listings bring no inodes.
+            agreed -= InitFlags::NO_OPEN_SUPPORT | InitFlags::NO_OPENDIR_SUPPORT | InitFlags::DO_READDIRPLUS;
+        }
         if uring {
             agreed |= offered & InitFlags::OVER_IO_URING;
         }

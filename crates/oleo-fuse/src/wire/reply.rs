@@ -39,6 +39,11 @@ impl<'b> Reply<'b> {
         self.out = &mut out[..len];
     }
 
+    /// What was written so far, to be changed.
+    pub fn written(&mut self) -> &mut [u8] {
+        &mut self.out[..self.len]
+    }
+
     /// Takes back everything behind `len`.
     pub fn cut(&mut self, len: usize) {
         self.len = self.len.min(len);

@@ -182,8 +182,12 @@ impl Store for Client {
         let is_segment = op.key().starts_with("seg/") && matches!(op, Op::Put { .. });
         let prefix = self.prefix;
         let below = |key: String| format!("{prefix}{key}");
+        let mut known = None;
         let request = match op {
-            Op::Get { key, range, .. } => Request::Get(below(key), range),
+            Op::Get { key, range, if_changed, .. } => {
+                known = if_changed;
+                Request::Get(below(key), range)
+            }
             Op::Put { key, body, cond } => {
                 let key = below(key);
                 let cond = match cond {
@@ -207,6 +211,7 @@ impl Store for Client {
         Ticket::new(move || {
             client.others_go_on();
             match client.world.wait(here(), id) {
+                Ok(Reply::Object(_, number)) if known == Some(version(number)) => Ok(Answer::NotChanged),
                 Ok(reply) => {
                     let answer = answer(reply, whole, prefix);
                     if let Some(seen) = seen {

@@ -1,11 +1,12 @@
 //! Volumes on a simulated store: writers that overtake each other and delete what nothing needs, readers with and without a
-//! lease, others who make pins, and a network that loses, delays, repeats and
+//! lease, of which some follow, others who make pins, and a network that loses, delays, repeats and
 //! changes what it carries. What may be found then, `oleo_sim::store::chain` says.
 //!
 //! Every run follows from its seed. `OLEO_REMOTE_SEEDS=0..1000000 cargo test --release -p oleo-remote --test sim` runs more.
 
 mod adapter;
 mod beside;
+mod follow;
 mod local;
 mod others;
 mod sessions;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use adapter::{BRANCH, Client, Clocks, Wrong, be};
 use beside::Beside;
+use follow::follow_session;
 use oleo_device::{Device, DeviceError, ExtentKind};
 use oleo_remote::format::head::Head;
 use oleo_remote::format::pins::PinKind;
@@ -129,6 +131,8 @@ struct Tally {
     branched: u64,
     branch_read: u64,
     detached: u64,
+    followed: u64,
+    moments: u64,
 }
 
 impl Tally {
@@ -137,6 +141,8 @@ impl Tally {
         let mut all = vec![attached, overtaken, flushed, failed, read, checkpoints, deleted, orphans, kept];
         let Tally { moved, leases, pinned, pins_read, beside, anew, branched, branch_read, detached, .. } = self;
         all.extend([moved, leases, pinned, pins_read, beside, anew, branched, branch_read, detached]);
+        let Tally { followed, moments, .. } = self;
+        all.extend([followed, moments]);
         all
     }
 }
@@ -285,6 +291,7 @@ fn life(run: &Arc<Run>, client: &Client, story: Story, beside: Option<&Beside>, 
             1 if has_branch && rng.one_in(3) => writer(BRANCH).session(rng, &mut mark),
             0..WRITERS => writer("").session(rng, &mut mark),
             WRITERS..READERS if has_branch && rng.one_in(5) => read_session(run, &client.at(BRANCH), rng),
+            WRITERS..READERS if rng.one_in(4) => follow_session(run, client, rng),
             WRITERS..READERS if rng.one_in(3) => read_session(run, client, rng),
             WRITERS..READERS => pin_session(run, client, rng),
             _ if story.anew => anew_session(run, client, rng),
@@ -306,8 +313,9 @@ fn at_the_end(run: &Run, last: &Client) -> Result<(), String> {
     let store = || Arc::new(last.clone());
     let mut options = options(last, &mut Rng::new(0));
     (options.take_over, options.lease) = (true, false);
-    // What is under way arrives, each time some of it, and leases end.
-    for _ in 0..300 {
+    // What is under way arrives, each time some of it, leases end, and what was stored by then is older than a day, from which age on
+    // heads of pins are orphans: 144 of these. With 300 of them one in a million late requests came within that day.
+    for _ in 0..450 {
         last.world.sleep(LAST, Duration::from_secs(600));
     }
     let made: Vec<String> = run.pins.lock().expect("lock").keys().cloned().collect();
@@ -414,7 +422,8 @@ fn seeds() {
 /// the seeds of CI.
 #[test]
 fn what_is_wrong_is_found() {
-    let makes = [Mistake::DeletesUnpublished, Mistake::FreesNamedRows, Mistake::OwnOrphans, Mistake::RestartsEpochs];
+    let makes = [Mistake::DeletesUnpublished, Mistake::FreesNamedRows, Mistake::OwnOrphans];
+    let makes = makes.into_iter().chain([Mistake::RestartsEpochs, Mistake::SharesTails]);
     let uses = [Wrong::TrustsUnknown, Wrong::DoesNotWait, Wrong::NoConditions, Wrong::IgnoresPins, Wrong::LooksOnce];
     let all = uses.into_iter().chain([Wrong::ClockFarBack]).chain(makes.map(Wrong::Makes));
     let stale = Faults { stale_exact: 10, ..FAULTS };

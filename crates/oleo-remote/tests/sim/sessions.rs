@@ -234,7 +234,7 @@ pub fn read_session(run: &Run, client: &Client, rng: &mut Rng) {
 }
 
 /// Whether an object is missing.
-fn is_gone(e: &dyn std::fmt::Display) -> bool {
+pub fn is_gone(e: &dyn std::fmt::Display) -> bool {
     e.to_string().contains("is gone")
 }
 

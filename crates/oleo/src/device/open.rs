@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[cfg(any(feature = "nbd", feature = "remote"))]
 use oleo_device::Window;
@@ -49,6 +50,26 @@ impl PlaceOptions {
     #[cfg(not(feature = "remote"))]
     pub fn set(&mut self, _: &str) -> Result<bool> {
         Ok(false)
+    }
+}
+
+impl PlaceOptions {
+    /// How long a read of a volume on a store may take; zero where there are none.
+    pub fn read_max(&self) -> Duration {
+        #[cfg(feature = "remote")]
+        return self.remote.bounds.read_max;
+        #[cfg(not(feature = "remote"))]
+        Duration::ZERO
+    }
+
+    /// Whether other devices may have what one has, so that a store which is known to be away is not waited for.
+    pub(crate) fn mirrored(&mut self, mirrored: bool) {
+        #[cfg(feature = "remote")]
+        {
+            self.remote.mirrored = mirrored;
+        }
+        #[cfg(not(feature = "remote"))]
+        let _unused = mirrored;
     }
 }
 

@@ -1,0 +1,84 @@
+//! The thread that asks for the newest state of a volume that is followed, and lets go of what nobody needs any more.
+//!
+//! A failure is logged when it begins and when it ends; asking goes on. It ends when [`Asking::stop`] says so, which waits for a
+//! request that is under way.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use oleo::{Follower, Moment};
+
+use super::Following;
+use crate::mount::find_root;
+use crate::server::Server;
+
+/// Nodes that one notice names.
+const AT_ONCE: usize = 256;
+/// The thread.
+pub(crate) struct Asking {
+    alive: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Asking {
+    /// Starts it.
+    pub(crate) fn start(following: &Arc<Following>, follower: Follower) -> std::io::Result<Asking> {
+        let (alive, ended) = channel();
+        let following = following.clone();
+        let work = move || ask(&following, follower, &ended);
+        Ok(Asking { alive, thread: std::thread::Builder::new().name("follow".to_owned()).spawn(work)? })
+    }
+
+    /// Ends it.
+    pub(crate) fn stop(self) {
+        drop(self.alive);
+        // A panic of it was printed.
+        let _ended = self.thread.join();
+    }
+}
+
+fn ask(following: &Following, mut follower: Follower, ended: &Receiver<()>) {
+    let log = following.front.log().clone();
+    let mut failing = false;
+    while ended.recv_timeout(following.every()) == Err(RecvTimeoutError::Timeout) {
+        let asked = Instant::now();
+        let shown = follower.next().map_err(|e| e.to_string()).and_then(|next| match next {
+            None => Ok(following.is_newest(asked)),
+            Some(moment) => show(following, moment, asked),
+        });
+        match shown {
+            Ok(()) if std::mem::take(&mut failing) => log("the newest state can be read again"),
+            Ok(()) => {}
+            Err(why) if !std::mem::replace(&mut failing, true) => {
+                log(&format!("the newest state cannot be read: {why}"))
+            }
+            Err(_) => {}
+        }
+        for moment in following.let_go() {
+            // A lease that is not ended ends by itself.
+            let _ended = moment.server.image().release();
+        }
+        forget_some(following);
+    }
+}
+
+fn show(following: &Following, moment: Moment, asked: Instant) -> Result<(), String> {
+    let Moment { image, committed } = moment;
+    let front = &following.front;
+    let root = find_root(&image, front.options()).map_err(|e| e.to_string())?;
+    let server = Server::new(Arc::new(image), root, front.options().clone(), front.log().clone());
+    following.shows(server, committed, asked);
+    Ok(())
+}
+
+/// Asks the kernel to forget nodes, if it knows too many and can be asked.
+fn forget_some(following: &Following) {
+    let Some(notifier) = following.front.notifier() else { return };
+    for part in following.too_many().chunks(AT_ONCE) {
+        if notifier.prune(part).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What is known of a store that does not answer, and of frames that are damaged, so that a mirror is not kept waiting.
+//!
+//! A read of a volume that has no mirror waits for its time and may still succeed: nobody else has what it wants. Where another
+//! member has it, too (`StoreOptions::mirrored`), a read that has waited in vain shows that the store is away: from then on reads of it
+//! fail immediately, but for one in [`PROBE_EVERY`], which waits for [`PROBE_MAX`]; the first that is answered ends it.
+//!
+//! A frame that was read again and again and stayed wrong is not asked for again for [`DAMAGED_FOR`]: what heals it writes it
+//! elsewhere.
+//!
+//! Locks: those inside `quick_cache`, held for one look-up.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use quick_cache::sync::Cache;
+
+use crate::error::{RemoteError, StoreError};
+use crate::format::ObjectId;
+use crate::shared::{Core, add};
+use crate::store::Deadline;
+
+/// How often a read asks a store that is away.
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+/// How long such a read waits.
+const PROBE_MAX: Duration = Duration::from_secs(2);
+/// How long a damaged frame is not asked for again.
+const DAMAGED_FOR: Duration = Duration::from_secs(30);
+/// How many damaged frames are remembered: some MiB of them.
+const DAMAGED_COUNT: usize = 4096;
+
+/// See the module's text.
+pub(crate) struct Away {
+    is_away: AtomicBool,
+    /// When the next read may ask, milliseconds of the host's clock.
+    probe_at: AtomicU64,
+    /// How often it went away, and how many reads were not sent because of it.
+    pub(crate) times: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    damaged: Cache<(ObjectId, u32), (Duration, RemoteError)>,
+}
+
+impl Default for Away {
+    fn default() -> Away {
+        Away {
+            is_away: AtomicBool::new(false),
+            probe_at: AtomicU64::new(0),
+            times: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            damaged: Cache::new(DAMAGED_COUNT),
+        }
+    }
+}
+
+impl Away {
+    /// Whether it is away now, as far as is known.
+    pub(crate) fn is_away(&self) -> bool {
+        self.is_away.load(Ordering::Acquire)
+    }
+}
+
+/// Until when a read may wait; none: it is not to be sent.
+pub(crate) fn may_wait(core: &Core, deadline: Deadline) -> Option<Deadline> {
+    if !core.away.is_away() {
+        return Some(deadline);
+    }
+    let now = core.options.host.now();
+    let (at, next) = (core.away.probe_at.load(Ordering::Acquire), (now + PROBE_EVERY).as_millis() as u64);
+    let is_due = now.as_millis() as u64 >= at;
+    // One of those who come together.
+    if is_due && core.away.probe_at.compare_exchange(at, next, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        return Some(deadline.min(now + PROBE_MAX));
+    }
+    add(&core.away.refused, 1);
+    None
+}
+
+/// What a read came to.
+pub(crate) fn note<T>(core: &Core, done: &Result<T, StoreError>) {
+    let fails = matches!(
+        done,
+        Err(StoreError::Away(_) | StoreError::TimedOut | StoreError::Unknown(_) | StoreError::Throttled)
+    );
+    if !fails {
+        core.away.is_away.store(false, Ordering::Release);
+    } else if core.options.mirrored && !core.away.is_away.swap(true, Ordering::AcqRel) {
+        let next = core.options.host.now() + PROBE_EVERY;
+        core.away.probe_at.store(next.as_millis() as u64, Ordering::Release);
+        add(&core.away.times, 1);
+    }
+}
+
+/// What is wrong with a frame, if that was found not long ago.
+pub(crate) fn damage(core: &Core, id: ObjectId, off: u32) -> Option<RemoteError> {
+    let (since, error) = core.away.damaged.get(&(id, off))?;
+    (core.options.host.now().saturating_sub(since) < DAMAGED_FOR).then_some(error)
+}
+
+/// Notes that a frame is damaged, or its object missing.
+pub(crate) fn is_damaged(core: &Core, id: ObjectId, off: u32, error: &RemoteError) {
+    if matches!(error, RemoteError::Corrupt(_) | RemoteError::Stale { .. }) {
+        core.away.damaged.insert((id, off), (core.options.host.now(), error.clone()));
+    }
+}
