@@ -11,6 +11,7 @@ mod generate;
 mod inspect;
 mod ln;
 mod ls;
+mod map;
 mod mkdir;
 mod mkfs;
 #[cfg(feature = "fuse")]
@@ -74,6 +75,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Qgroup(qgroup::Command),
     Check(check::Args),
+    Map(map::Args),
     #[command(subcommand)]
     Property(property::Command),
     #[command(subcommand)]
@@ -118,6 +120,7 @@ impl Command {
             Command::Quota(command) => command.run(out),
             Command::Qgroup(command) => command.run(out),
             Command::Check(args) => args.run(out),
+            Command::Map(args) => args.run(out),
             Command::Property(command) => command.run(out),
             Command::Rescue(command) => command.run(out),
             #[cfg(feature = "nbd")]

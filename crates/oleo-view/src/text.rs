@@ -1,0 +1,73 @@
+//! Bytes and numbers as text for people.
+
+/// Whether a character must not be shown as it is: what a terminal obeys, what turns the order of letters around, and what is not seen at all.
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+}
+
+/// A name or path as text: as it is, or, where it is no text or has characters that are not to be shown, with all such bytes escaped (`\xff`, `\n`).
+pub fn name_text(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.contains(is_hidden) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+/// The beginning of a text, of at most so many characters, with an ellipsis where something is left out.
+pub(crate) fn shortened(text: &str, chars_max: usize) -> String {
+    if text.chars().count() <= chars_max {
+        return text.to_owned();
+    }
+    text.chars().take(chars_max.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Bytes with a unit, at most two decimals.
+pub fn human(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let unit = (bytes.checked_ilog2().unwrap_or(0) / 10) as usize;
+    if unit == 0 {
+        return format!("{bytes} B");
+    }
+    format!("{:.2} {}", bytes as f64 / (1u64 << (unit * 10)) as f64, UNITS[unit])
+}
+
+/// A day in UTC, of seconds since 1970.
+pub(crate) fn day(sec: i64) -> String {
+    // Counted in eras of 400 years, each of which begins on the first of March.
+    let shifted = sec.div_euclid(86_400).saturating_add(719_468);
+    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    format!("{:04}-{month:02}-{day:02}", year_of_era + era * 400 + i64::from(month <= 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: names that are text stay, all others are escaped, and nothing invisible is left.
+    #[test]
+    fn names() {
+        assert_eq!(name_text("größe <b>&'\"".as_bytes()), "größe <b>&'\"");
+        assert_eq!(name_text(b"a\xffb\n"), "a\\xffb\\n");
+        for c in ['\u{202e}', '\u{7}', '\u{200b}', '\u{feff}', '\u{85}'] {
+            let shown = name_text(format!("a{c}b").as_bytes());
+            assert!(shown.is_ascii() && !shown.contains(char::is_control), "{shown:?}");
+        }
+        assert_eq!(shortened("äöüß", 4), "äöüß");
+        assert_eq!(shortened("äöüßx", 4), "äöü…");
+    }
+
+    /// Goal: sizes and days at the edges.
+    #[test]
+    fn sizes_and_days() {
+        assert_eq!((human(0), human(1023), human(1536)), ("0 B".into(), "1023 B".into(), "1.50 KiB".into()));
+        assert_eq!(human(u64::MAX), "16.00 EiB");
+        assert_eq!((day(0), day(951_782_400), day(-1)), ("1970-01-01".into(), "2000-02-29".into(), "1969-12-31".into()));
+        assert!(!day(i64::MAX).is_empty() && !day(i64::MIN).is_empty());
+    }
+}
