@@ -6,6 +6,7 @@ mod check;
 mod copy;
 mod cp;
 mod device;
+mod explore;
 mod filesystem;
 mod generate;
 mod inspect;
@@ -76,6 +77,7 @@ pub(crate) enum Command {
     Qgroup(qgroup::Command),
     Check(check::Args),
     Map(map::Args),
+    Explore(explore::Args),
     #[command(subcommand)]
     Property(property::Command),
     #[command(subcommand)]
@@ -121,6 +123,7 @@ impl Command {
             Command::Qgroup(command) => command.run(out),
             Command::Check(args) => args.run(out),
             Command::Map(args) => args.run(out),
+            Command::Explore(args) => args.run(out),
             Command::Property(command) => command.run(out),
             Command::Rescue(command) => command.run(out),
             #[cfg(feature = "nbd")]

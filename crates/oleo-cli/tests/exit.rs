@@ -72,6 +72,8 @@ const COMMANDS: &str = "
     qgroup limit 1G 0/256 IMG
     qgroup clear-stale IMG
     check IMG
+    map IMG -o out.html
+    explore IMG
     property get IMG f
     property set IMG f compression zstd
     property list IMG f
@@ -179,6 +181,9 @@ const REFUSED: &str = "
     property list good nope
     ls ext4
     check ext4
+    map ext4
+    map good -o no-such-directory/map.html
+    explore ext4
 ";
 /// Arguments that mean nothing, found out before or behind the parser of options.
 const MISUSED: &str = "
@@ -235,6 +240,10 @@ const MISUSED: &str = "
     property get good
     property set good v ro
     check -s 3 good
+    map good -o picture
+    map good --findings src
+    map good --memory much
+    explore good --port 70000
     property set good v ro maybe
     property set good f compression foo
     property set good f nothing x

@@ -6,6 +6,7 @@
 //! Everything that comes from a volume (names, labels) is escaped where it is written out: [`name_text`] makes text of bytes, `draw::svg` makes markup of text.
 
 mod draw;
+pub mod explore;
 mod map;
 mod text;
 

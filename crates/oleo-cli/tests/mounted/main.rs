@@ -13,6 +13,7 @@ mod common;
 mod ioctls;
 mod receive;
 mod send;
+mod view;
 
 use common::{json, ok};
 

@@ -83,26 +83,22 @@ impl Builder {
         let generation = sb.generation.get();
         let per_bar = generation.saturating_add(1).div_ceil(BARS_MAX).max(1);
         let bars = usize::try_from(generation / per_bar + 1).unwrap_or(1);
+        let weights = vec![0; grid.count()];
         Builder {
             space: Space {
                 bytes: grid.bytes,
                 cell_bytes: grid.cell_bytes,
                 order: grid.order,
                 cells: Cells::new(&grid, groups),
+                grid,
                 ..Space::default()
             },
             generations: Generations { per_bar, data: vec![0; bars], metadata: vec![0; bars], made: Vec::new() },
-            weights: vec![0; grid.count()],
+            weights,
             nodesize,
             generation,
             last_end: 0,
         }
-        .with_grid(grid)
-    }
-
-    fn with_grid(mut self, grid: Grid) -> Builder {
-        self.space.grid = grid;
-        self
     }
 
     /// Reads the extent tree, and how full the groups are.

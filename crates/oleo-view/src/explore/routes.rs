@@ -1,0 +1,195 @@
+//! What each address stands for.
+
+use std::sync::Arc;
+
+use hyper::body::Bytes;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Response, StatusCode};
+use oleo::control::{Reply as Replied, Request};
+use serde_json::{Value, json};
+
+use super::body::{Answer, Pieces, pieces};
+use super::query::{Query, Refused, encoded};
+use super::volume::{Current, refused};
+use super::{archive, check, compare, files, search};
+use crate::{name_text, to_html, to_svg};
+
+const PAGE: &str = include_str!("../../assets/index.html");
+const SCRIPT: &str = include_str!("../../assets/app.js");
+const STYLE: &str = include_str!("../../assets/app.css");
+
+/// The policy of maps, which have a style sheet inside.
+const MAP_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// The policy of what comes from a volume.
+const DATA_POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
+
+/// What writes a body.
+pub(super) type Writer = Box<dyn FnOnce(&mut Pieces) -> std::io::Result<()> + Send>;
+
+/// An answer that is ready to begin.
+pub(super) struct Reply {
+    kind: &'static str,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    content: Content,
+}
+
+enum Content {
+    Whole(Bytes),
+    Written(Writer, Option<u64>),
+}
+
+impl Reply {
+    fn whole(kind: &'static str, bytes: impl Into<Bytes>) -> Reply {
+        Reply { kind, headers: Vec::new(), content: Content::Whole(bytes.into()) }
+    }
+
+    pub fn json(value: &Value) -> Reply {
+        Reply::whole("application/json", value.to_string())
+    }
+
+    /// Values, one a line, as they are found.
+    pub fn lines(write: impl FnOnce(&mut Pieces) -> std::io::Result<()> + Send + 'static) -> Reply {
+        Reply { kind: "application/x-ndjson", headers: Vec::new(), content: Content::Written(Box::new(write), None) }
+    }
+
+    /// Contents of a volume, to be saved under a name.
+    pub fn download(name: &[u8], len: Option<u64>, write: Writer) -> Reply {
+        // RFC 6266, with the bytes as they are.
+        let text = format!("attachment; filename*=UTF-8''{}", encoded(name));
+        let disposition = HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("attachment"));
+        Reply {
+            kind: "application/octet-stream",
+            headers: vec![
+                (header::CONTENT_DISPOSITION, disposition),
+                (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(DATA_POLICY)),
+            ],
+            content: Content::Written(write, len),
+        }
+    }
+
+    /// A picture of a volume.
+    pub fn picture(kind: &'static str, bytes: Vec<u8>) -> Reply {
+        Reply::whole(kind, bytes).with(header::CONTENT_SECURITY_POLICY, DATA_POLICY)
+    }
+
+    fn with(mut self, name: HeaderName, value: &'static str) -> Reply {
+        self.headers.push((name, HeaderValue::from_static(value)));
+        self
+    }
+
+    /// Begins the answer; on a thread of the runtime.
+    pub fn start(self) -> Response<Answer> {
+        let mut len = None;
+        let body = match self.content {
+            Content::Whole(bytes) => Answer::Whole(bytes),
+            Content::Written(write, known) => {
+                len = known;
+                pieces(write)
+            }
+        };
+        let mut response = Response::new(body);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
+        if let Some(len) = len {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
+        }
+        headers.extend(self.headers);
+        response
+    }
+}
+
+/// Answers a request for a path behind the token.
+pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<Reply, Refused> {
+    let query = Query(query);
+    match path {
+        "" => Ok(Reply::whole("text/html; charset=utf-8", PAGE)),
+        "app.js" => Ok(Reply::whole("text/javascript; charset=utf-8", SCRIPT)),
+        "app.css" => Ok(Reply::whole("text/css; charset=utf-8", STYLE)),
+        "api/info" => info(volume),
+        "api/subvolumes" => subvolumes(volume),
+        "api/live" => Ok(live(volume)),
+        "api/list" => files::list(volume, &query),
+        "api/text" => files::text(volume, &query),
+        "api/hex" => files::hex(volume, &query),
+        "image" => files::picture(volume, &query),
+        "file" => files::download(volume, &query),
+        "tar" => archive::tar(volume, &query),
+        "zip" => archive::zip(volume, &query),
+        "api/search" => search::search(volume, &query),
+        "api/compare" => compare::compare(volume, &query),
+        "api/check" => check::check(volume, &query),
+        "map.html" => map(volume, |map| Reply::whole("text/html; charset=utf-8", to_html(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)),
+        "map.svg" => map(volume, |map| Reply::whole("image/svg+xml", to_svg(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)),
+        "map.json" => map(volume, |map| Reply::whole("application/json", serde_json::to_string(map).unwrap_or_default())),
+        _ => Err((StatusCode::NOT_FOUND, "there is nothing at this address".into())),
+    }
+}
+
+fn map(volume: &Current, show: impl Fn(&crate::Map) -> Reply) -> Result<Reply, Refused> {
+    match volume.map() {
+        Ok(map) => Ok(show(&map)),
+        Err(crate::MapError::Oleo(error)) => Err(refused(error)),
+        Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+    }
+}
+
+fn info(volume: &Current) -> Result<Reply, Refused> {
+    let image = volume.image().map_err(refused)?;
+    let sb = image.volume().super_block();
+    let space = image.space_summary();
+    Ok(Reply::json(&json!({
+        "label": name_text(sb.label()),
+        "uuid": sb.fsid().to_string(),
+        "generation": sb.generation.get(),
+        "total": space.total.0,
+        "available": space.available.0,
+        "devices": image.volume().devices().len(),
+        "mounted": volume.target.mount.is_some(),
+    })))
+}
+
+fn subvolumes(volume: &Current) -> Result<Reply, Refused> {
+    /// Subvolumes that are listed.
+    const LISTED_MAX: usize = 10_000;
+    let list = volume.read(|image| Ok(image.fs().subvol_list()?)).map_err(refused)?;
+    let shown: Vec<Value> = list
+        .iter()
+        .take(LISTED_MAX)
+        .map(|info| {
+            let source = list.iter().find(|other| other.uuid == info.parent_uuid && !info.parent_uuid.is_nil());
+            json!({
+                "id": info.id.0,
+                "path": name_text(&info.path),
+                "raw": encoded(&info.path),
+                "read_only": info.read_only,
+                "generation": info.generation,
+                "made": info.otime.sec,
+                "snapshot_of": source.map(|source| source.id.0),
+            })
+        })
+        .collect();
+    Ok(Reply::json(&json!({ "subvolumes": shown, "left_out": list.len().saturating_sub(LISTED_MAX) })))
+}
+
+/// What a mount is doing.
+fn live(volume: &Current) -> Reply {
+    let Some(ask) = &volume.target.mount else { return Reply::json(&json!({ "mounted": false })) };
+    let generation = volume.image().map(|image| image.volume().super_block().generation.get()).ok();
+    let balance = match ask(Request::BalanceStatus) {
+        Ok(Replied::Balance(status)) => serde_json::to_value(&*status).unwrap_or(Value::Null),
+        _ => Value::Null,
+    };
+    let usage = match ask(Request::Usage) {
+        Ok(Replied::Usage(usage)) => usage
+            .groups
+            .iter()
+            .map(|group| json!({ "type": group.kind, "profile": group.profile, "total": group.total, "used": group.used }))
+            .collect(),
+        _ => Vec::new(),
+    };
+    let errors = match ask(Request::DeviceErrors { reset: false }) {
+        Ok(Replied::DeviceErrors(errors)) => serde_json::to_value(errors).unwrap_or(Value::Null),
+        _ => Value::Null,
+    };
+    Reply::json(&json!({ "mounted": true, "generation": generation, "balance": balance, "groups": usage, "errors": errors }))
+}

@@ -1,0 +1,139 @@
+//! The volume that is explored: opened for reading, and anew when a mount has committed.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use oleo::fs::{FileKind, InodeRef};
+use oleo::inspect::Inspector;
+use oleo::{Access, ErrorKind, Image};
+
+use super::Target;
+use super::query::Refused;
+use crate::{Map, MapOptions};
+
+/// How often a mount's superblock is looked at, at most.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often something is read anew, because a mount has overwritten it meanwhile.
+const TRIES_MAX: usize = 3;
+
+struct Opened {
+    image: Arc<Image>,
+    generation: u64,
+    looked: Instant,
+}
+
+/// What is open now.
+pub(super) struct Current {
+    pub target: Target,
+    opened: Mutex<Opened>,
+    /// The last map, and the generation that it is of.
+    map: Mutex<Option<(u64, Arc<Map>)>>,
+    /// Held while a check runs.
+    pub checking: Mutex<()>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Current {
+    pub fn open(mut target: Target) -> oleo::Result<Current> {
+        target.options.access = if target.mount.is_some() { Access::ReadOnlyInUse } else { Access::ReadOnly };
+        let image = opened(&target)?;
+        let generation = image.volume().super_block().generation.get();
+        let opened = Opened { image: Arc::new(image), generation, looked: Instant::now() };
+        Ok(Current { target, opened: Mutex::new(opened), map: Mutex::new(None), checking: Mutex::new(()) })
+    }
+
+    /// The volume as the last commit left it.
+    pub fn image(&self) -> oleo::Result<Arc<Image>> {
+        let mut opened = locked(&self.opened);
+        if self.target.mount.is_some() && opened.looked.elapsed() >= LOOK_EVERY {
+            opened.looked = Instant::now();
+            if newest(&self.target.image, &self.target)? != opened.generation {
+                self.reopen(&mut opened)?;
+            }
+        }
+        Ok(opened.image.clone())
+    }
+
+    fn reopen(&self, opened: &mut Opened) -> oleo::Result<()> {
+        let image = self::opened(&self.target)?;
+        opened.generation = image.volume().super_block().generation.get();
+        opened.image = Arc::new(image);
+        Ok(())
+    }
+
+    /// Reads something; once more if a mount has overwritten meanwhile what was to be read.
+    pub fn read<T>(&self, read: impl Fn(&Arc<Image>) -> oleo::Result<T>) -> oleo::Result<T> {
+        let mut tries = 1;
+        loop {
+            match read(&self.image()?) {
+                Err(error) if self.target.mount.is_some() && error.kind() == ErrorKind::Corruption && tries < TRIES_MAX => {
+                    tries += 1;
+                    self.reopen(&mut locked(&self.opened))?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The map of what is there now; made once for each generation.
+    pub fn map(&self) -> Result<Arc<Map>, crate::MapError> {
+        let generation = self.image()?.volume().super_block().generation.get();
+        let mut kept = locked(&self.map);
+        if let Some((of, map)) = &*kept
+            && *of == generation
+        {
+            return Ok(map.clone());
+        }
+        let options = MapOptions { table_bytes: self.target.map_bytes, space_only: false };
+        let mut tries = 1;
+        let map = loop {
+            let inspector = Inspector::open(&self.target.image, &self.target.options)?;
+            let map = Map::read(&inspector, &options)?;
+            if map.notes.is_empty() || self.target.mount.is_none() || tries == TRIES_MAX {
+                break Arc::new(map);
+            }
+            tries += 1;
+        };
+        *kept = Some((map.generation, map.clone()));
+        Ok(map)
+    }
+}
+
+fn opened(target: &Target) -> oleo::Result<Image> {
+    Image::open(&target.image, &target.options)
+}
+
+/// The generation in the best superblock of the first device.
+fn newest(path: &Path, target: &Target) -> oleo::Result<u64> {
+    let copies = oleo::inspect::superblocks(path, target.options.offset, &target.options.places)?;
+    Ok(copies.into_iter().filter_map(|(_, sb)| Some(sb.ok()?.generation.get())).max().unwrap_or(0))
+}
+
+/// What is at a path from the top level. Links are not followed.
+pub(super) fn find(image: &Image, names: &[Vec<u8>]) -> oleo::Result<Option<InodeRef>> {
+    let mut at = image.top()?;
+    for name in names {
+        if image.fs().attr(&at).kind != FileKind::Dir {
+            return Ok(None);
+        }
+        match image.fs().lookup(&at, name)? {
+            Some(next) => at = next,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(at))
+}
+
+/// An error of the library as an answer.
+pub(super) fn refused(error: oleo::Error) -> Refused {
+    let status = match error.kind() {
+        ErrorKind::Usage => hyper::StatusCode::BAD_REQUEST,
+        ErrorKind::Refusal => hyper::StatusCode::NOT_FOUND,
+        ErrorKind::Corruption | ErrorKind::Device => hyper::StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (status, crate::name_text(error.to_string().as_bytes()))
+}

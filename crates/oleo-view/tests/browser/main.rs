@@ -1,0 +1,196 @@
+//! Maps and the explorer in a real browser: what is seen, read out, reached by keyboard, and never run.
+
+mod chromium;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use chromium::Chromium;
+use oleo::inspect::Inspector;
+use oleo::{Image, OpenOptions, SnapshotOptions};
+use oleo_sim::oracle;
+use oleo_view::explore::{Explorer, Target};
+use oleo_view::{Map, MapOptions, to_html, to_svg};
+
+/// Names that would run if they were markup.
+const NAMES: [&[u8]; 4] =
+    [b"<img src=x onerror=alert(1)>", b"\"><script>alert(1)<", b"javascript:alert(1)", b"\xff\x1b]0;x\x07<b>"];
+
+fn has_browser() -> bool {
+    let found = std::process::Command::new("chromium").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !found {
+        oracle::skip("there is no chromium (scripts/test installs it)");
+    }
+    found
+}
+
+fn made(path: &Path) {
+    let image = Image::create(path, 512 << 20).unwrap();
+    image.create_subvol("v").unwrap();
+    image.create_dir("v/dir").unwrap();
+    for name in NAMES {
+        image.write(&[b"v/dir/", name].concat()[..], b"<script>alert(1)</script>").unwrap();
+    }
+    let data: Vec<u8> = (0..2_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    image.write("v/data", &data).unwrap();
+    image.write("v/text", "line of text\n".repeat(10_000).as_bytes()).unwrap();
+    // One point, white.
+    let png = [
+        137, 80, 78, 71, 13, 10, 26, 10, 0, 0, 0, 13, 73, 72, 68, 82, 0, 0, 0, 1, 0, 0, 0, 1, 8, 0, 0, 0, 0, 58, 126, 155, 85, 0, 0, 0, 10, 73, 68, 65,
+        84, 120, 156, 99, 248, 15, 0, 1, 1, 1, 0, 27, 182, 238, 86, 0, 0, 0, 0, 73, 69, 78, 68, 174, 66, 96, 130,
+    ];
+    image.write("v/point.png", &png).unwrap();
+    let many = image.create_dir("many").unwrap();
+    for n in 0..450u32 {
+        let new = oleo::fs::NewInode::new(oleo::fs::NewKind::File, 0o644);
+        image.fs().create(&many, format!("f{n}").as_bytes(), &new).unwrap();
+    }
+    image.snapshot("v", "s", &SnapshotOptions::default().read_only(true)).unwrap();
+    image.write("v/added", b"1").unwrap();
+    image.close().unwrap();
+}
+
+/// Goal: a map is whole without a network or scripts: every picture has a name for screen readers and a table behind it, contrasts hold in light and dark, nothing overflows at two widths, details open by
+/// keyboard. Method: open the file, ask the browser's accessibility tree and styles.
+#[test]
+fn maps() {
+    if !has_browser() {
+        return;
+    }
+    let scratch = oracle::Scratch::new().unwrap();
+    let path = scratch.path().join("disk.img");
+    made(&path);
+    let map = Map::read(&Inspector::open(&path, &OpenOptions::default()).unwrap(), &MapOptions::default()).unwrap();
+    let (html, svg) = (scratch.path().join("map.html"), scratch.path().join("map.svg"));
+    std::fs::write(&html, to_html(&map)).unwrap();
+    std::fs::write(&svg, to_svg(&map)).unwrap();
+    let mut browser = Chromium::start(scratch.path());
+    browser.open(&format!("file://{}", html.display()));
+    browser.wait("document.readyState === 'complete' && document.querySelectorAll('section').length >= 10");
+    assert_eq!(browser.eval("performance.getEntriesByType('resource').length"), 0, "nothing else is loaded");
+    assert_eq!(browser.eval("document.querySelectorAll('script,img,iframe,object,link').length"), 0);
+    // Names for those who do not see: each picture is an image with name and description, all different.
+    let tree = browser.call("Accessibility.getFullAXTree", serde_json::json!({}));
+    let images: Vec<(String, String)> = tree["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|node| node["role"]["value"] == "image" || node["role"]["value"] == "img")
+        .map(|node| (node["name"]["value"].as_str().unwrap_or("").into(), node["description"]["value"].as_str().unwrap_or("").into()))
+        .collect();
+    let names: std::collections::BTreeSet<&String> = images.iter().map(|image| &image.0).collect();
+    assert!(images.len() >= 10 && names.len() == images.len() && images.iter().all(|image| !image.0.is_empty()), "{images:?}");
+    assert!(images.iter().any(|image| image.0.contains("Space by type")));
+    assert_eq!(browser.eval("[...document.querySelectorAll('table')].every(t => t.caption && t.tHead && t.tBodies[0])"), true);
+    // Contrast of text and background: 7 to 1 at least, 4.5 for what is said beside.
+    let contrast = "(() => { const lum = c => { const [r, g, b] = c.match(/[0-9.]+/g).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };\
+        const back = lum(getComputedStyle(document.body).backgroundColor); const of = s => { const e = document.querySelector(s), st = getComputedStyle(e), l = lum(e instanceof SVGElement ? st.fill : st.color); return (Math.max(l, back) + 0.05) / (Math.min(l, back) + 0.05); };\
+        return [of('h1'), of('p'), of('text:not(.on)')]; })()";
+    for dark in [false, true] {
+        for width in [1200, 400] {
+            let (wide, high) = browser.size_at(width, dark);
+            assert!(wide <= f64::from(width), "{wide} at {width}");
+            assert!(high > 2000.0);
+        }
+        let ratios = browser.eval(contrast);
+        let at_least = |n: usize, least: f64| ratios[n].as_f64().unwrap() >= least;
+        assert!(at_least(0, 7.0) && at_least(1, 4.5) && at_least(2, 7.0), "{dark}: {ratios}");
+    }
+    // By keyboard: the first stop leads past the list, and tables open.
+    browser.press("Tab");
+    assert_eq!(browser.eval("document.activeElement.className"), "skip");
+    browser.eval("document.querySelector('#devices summary').focus()");
+    browser.press("Enter");
+    browser.wait("document.querySelector('#devices details').open");
+    browser.open(&format!("file://{}", svg.display()));
+    browser.wait("document.documentElement.nodeName === 'svg' && document.querySelectorAll('svg svg').length >= 10");
+    assert_eq!(browser.eval("document.querySelectorAll('script,a,image,use,foreignObject').length"), 0);
+    assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+}
+
+/// Goal: a reader browses, previews, downloads, searches, compares and checks; names never run; paging works; another page cannot read anything. Method: click through as a reader does.
+#[test]
+fn explorer() {
+    if !has_browser() {
+        return;
+    }
+    let scratch = oracle::Scratch::new().unwrap();
+    let path = scratch.path().join("disk.img");
+    made(&path);
+    let want = Image::open(&path, &OpenOptions::default()).unwrap().read("v/data").unwrap();
+    let target = Target { image: path, options: OpenOptions::default(), mount: None, map_bytes: 64 << 20 };
+    let explorer = Explorer::start(target, 0).unwrap();
+    let mut browser = Chromium::start(scratch.path());
+    browser.open(&explorer.url());
+    browser.wait("document.querySelectorAll('#rows tr').length === 3 && document.querySelectorAll('#subvolumes li').length === 3");
+    let go = |text: &str| format!("[...document.querySelectorAll('#rows a')].find(a => a.textContent === {text:?}).click()");
+    // Browse.
+    browser.eval(&go("v"));
+    browser.wait("document.querySelector('#way').textContent.endsWith('/ v') && document.querySelectorAll('#rows tr').length === 5");
+    browser.eval(&go("dir"));
+    browser.wait("document.querySelectorAll('#rows tr').length === 4 && location.hash === '#v/dir'");
+    let shown = browser.eval("[...document.querySelectorAll('#rows a')].map(a => a.textContent)");
+    assert!(shown.as_array().unwrap().iter().any(|name| name == "<img src=x onerror=alert(1)>"), "{shown}");
+    assert_eq!(browser.eval("document.querySelectorAll('#rows img, #rows script, #rows b').length"), 0);
+    // A name that is no text opens, and contents are text.
+    browser.eval("[...document.querySelectorAll('#rows a')].find(a => a.textContent.startsWith('\\\\xff')).click()");
+    browser.wait("!document.querySelector('#content').hidden");
+    assert_eq!(browser.eval("document.querySelector('#content').textContent"), "<script>alert(1)</script>");
+    // Text in pages, then bytes.
+    browser.eval("location.hash = '#v/text'");
+    browser.wait("document.querySelector('#content').textContent.length === 65536");
+    browser.eval("document.querySelector('#content-more').click()");
+    browser.wait("document.querySelector('#content').textContent.length === 130000 && document.querySelector('#content-more').hidden");
+    browser.eval("[...document.querySelectorAll('#file-actions button')].find(b => b.textContent === 'As hex').click()");
+    browser.wait("document.querySelector('#content').textContent.startsWith('00000000  6c 69 6e 65')");
+    // A picture.
+    browser.eval("location.hash = '#v/point%2Epng'");
+    browser.wait("!document.querySelector('#picture').hidden && document.querySelector('#picture').naturalWidth === 1");
+    // A download, as a click saves it.
+    browser.eval("location.hash = '#v/data'");
+    browser.wait("document.querySelector('#file-actions a') && document.querySelector('#file-title').textContent === 'data'");
+    browser.eval("document.querySelector('#file-actions a').click()");
+    let saved = scratch.path().join("data");
+    let began = Instant::now();
+    while !std::fs::read(&saved).is_ok_and(|bytes| bytes == want) {
+        assert!(began.elapsed() < Duration::from_secs(60), "the download does not come");
+        browser.eval("1");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Pages of a large directory.
+    browser.eval("location.hash = '#many'");
+    browser.wait("document.querySelectorAll('#rows tr').length === 200");
+    for rows in [400, 450] {
+        browser.eval("document.querySelector('#more').click()");
+        browser.wait(&format!("document.querySelectorAll('#rows tr').length === {rows}"));
+    }
+    assert_eq!(browser.eval("document.querySelector('#more').hidden"), true);
+    // Search, by keyboard; the find leads there.
+    browser.eval("location.hash = '#'; document.querySelector('#name').value = 'POINT'; document.querySelector('#name').focus()");
+    browser.press("Enter");
+    browser.wait("document.querySelectorAll('#found-list a').length === 2 && document.querySelector('#status').textContent.includes('that is all')");
+    browser.eval("document.querySelector('#found-list a').click()");
+    browser.wait("document.querySelector('#file-title').textContent === 'point.png'");
+    // Compare and check.
+    browser.eval("document.querySelector('#old').value = '257'; document.querySelector('#new').value = '256'; document.querySelector('#compare button').click()");
+    browser.wait("[...document.querySelectorAll('#found-list li')].some(li => li.textContent === 'added: v/added')");
+    browser.eval("document.querySelector('#check-data').click()");
+    browser.wait("document.querySelector('#status').textContent === 'sound, 0 findings'");
+    for width in [1200, 400] {
+        let (wide, _) = browser.size_at(width, true);
+        assert!(wide <= f64::from(width), "{wide} at {width}");
+    }
+    // Whoever does not see has names for everything that can be used.
+    let unnamed = "[...document.querySelectorAll('input,select,button,a')].filter(e => !e.textContent.trim() && !(e.labels && e.labels.length)).length";
+    assert_eq!(browser.eval(unnamed), 0);
+    assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+    // A page from elsewhere can neither read, nor show, nor embed.
+    let page = scratch.path().join("other.html");
+    std::fs::write(&page, "<!doctype html><title>other</title>").unwrap();
+    browser.open(&format!("file://{}", page.display()));
+    browser.wait("document.title === 'other'");
+    let address = format!("{}api/list", explorer.url());
+    assert_eq!(browser.eval(&format!("fetch({address:?}).then(() => 'read', () => 'refused')")), "refused");
+    assert_eq!(browser.eval(&format!("fetch({address:?}, {{mode: 'no-cors'}}).then(() => 'read', () => 'refused')")), "refused");
+    explorer.stop();
+}
