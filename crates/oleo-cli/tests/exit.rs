@@ -80,7 +80,7 @@ const COMMANDS: &str = "
     rescue zero-log IMG
 ";
 /// These have no image that they could not read; of `serve nbd`, see the tests of network block devices.
-const OTHERS: [&str; 28] = [
+const OTHERS: [&str; 29] = [
     "device scan",
     "mkfs",
     "unmount",
