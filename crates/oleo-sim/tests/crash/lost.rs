@@ -18,7 +18,7 @@ use crate::tally::{Failure, Tally, in_parallel, seed_from, share};
 
 /// The states: whatever is between two flushes.
 const KINDS: Kinds = Kinds { flushes: true, writes: false, steps: true, some: 2, torn: 2 };
-/// States of each script, chosen by the seed; each is looked at once for every loss.
+/// States of each script, chosen by the seed; each is looked at for every loss.
 const STATES_MAX: usize = 16;
 
 /// Short scripts with many promises, so that there are log commits and commits.
