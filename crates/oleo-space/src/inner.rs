@@ -36,6 +36,8 @@ pub(crate) struct Inner {
     pub(crate) faults: FaultInjector,
     /// By kind: data bytes of the longest rows with parity; 0 if no group has any.
     pub(crate) row_len: [AtomicU64; 3],
+    /// Rows are nobody's business, to see what they are for.
+    pub(crate) ignores_rows: AtomicBool,
 }
 
 impl Inner {
@@ -55,6 +57,7 @@ impl Inner {
             used_dirty: Mutex::default(),
             faults: FaultInjector::default(),
             row_len: Default::default(),
+            ignores_rows: AtomicBool::new(false),
         }
     }
 

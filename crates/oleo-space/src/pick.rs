@@ -110,7 +110,7 @@ impl Inner {
     /// Takes a run that fits from the groups there are.
     fn take(&self, kind: Kind, fit: &Fit, search_start: SearchStart) -> Result<Option<Run>, LoadError> {
         let mut walk = Walk { kind, from: search_start.at, fit, disturbed: Cell::new(false) };
-        let row_len = self.row_len[kind as usize].load(Relaxed);
+        let row_len = self.row_len(kind);
         if search_start.kind_of_start == StartKind::New
             && fit.len < row_len
             && let Some(run) = self.take_behind_others(kind, fit)
@@ -118,7 +118,7 @@ impl Inner {
             return Ok(Some(run));
         }
         if search_start.kind_of_start != StartKind::New {
-            match self.take_in_goal_group(kind, fit, search_start, true)? {
+            match self.take_in_goal_group(kind, fit, search_start, row_len > 0)? {
                 (Visit::Taken(run), _) => {
                     if self.hints.in_fresh_row(kind) == Some(run.start.0) {
                         self.hints.began_row(kind, run.end().0);
@@ -155,6 +155,19 @@ impl Inner {
             }
         }
         Ok(taken)
+    }
+
+    /// Data bytes of the longest rows with parity, if rows count.
+    fn row_len(&self, kind: Kind) -> u64 {
+        match self.ignores_rows.load(Relaxed) {
+            false => self.row_len[kind as usize].load(Relaxed),
+            true => 0,
+        }
+    }
+
+    /// What is wanted, as it lies best in a group.
+    fn fit(&self, kind: Kind, group: &Group, fit: &Fit) -> Fit {
+        if self.row_len(kind) > 0 { group.fit(fit) } else { *fit }
     }
 
     /// Behind what was last put into a fresh row in this turn, if that is free.
@@ -248,7 +261,7 @@ impl Inner {
         for (_, group) in [first, second].into_iter().chain(groups) {
             let run_len = Cell::new(u64::MAX);
             let exact = |group: &Group, runs: &Runs| {
-                let found = runs.find_tight(&group.fit(walk.fit))?;
+                let found = runs.find_tight(&self.fit(walk.kind, group, walk.fit))?;
                 if class_of(found.run_len, self.sector_shift) == class {
                     run_len.set(found.run_len);
                 }
@@ -261,7 +274,7 @@ impl Inner {
                 best = Some((run_len.get(), group));
             }
         }
-        let tight = |group: &Group, runs: &Runs| runs.find_tight(&group.fit(walk.fit));
+        let tight = |group: &Group, runs: &Runs| runs.find_tight(&self.fit(walk.kind, group, walk.fit));
         match self.visit(&table, &best?.1, false, &tight) {
             Visit::Taken(run) => Some(run),
             _ => None,
@@ -317,7 +330,9 @@ impl Inner {
         let least = class_of(fit.min_len, self.sector_shift);
         let find = |group: &Group, runs: &Runs| match pass {
             Pass::FreshRow => runs.find_tight(&group.fresh_row(fit)?),
-            Pass::Whole => runs.find_tight(&group.fit(fit)).filter(|found| by.takes(found.run_len, self.sector_shift)),
+            Pass::Whole => {
+                runs.find_tight(&self.fit(kind, group, fit)).filter(|found| by.takes(found.run_len, self.sector_shift))
+            }
             Pass::Best => runs.find_best(fit, false),
             Pass::Any => runs.find_whole(group.start, fit, true).or_else(|| runs.find_best(fit, true)),
         };
@@ -440,6 +455,12 @@ impl Space {
     /// What was allocated so far is about to become durable: what is put beside it in rows with parity from then on endangers it.
     pub fn turn(&self) {
         self.inner.hints.next_turn();
+    }
+
+    /// From now on rows do not count. For measurements.
+    #[doc(hidden)]
+    pub fn ignore_rows(&self) {
+        self.inner.ignores_rows.store(true, Relaxed);
     }
 
     /// Takes a run of between `min_len` and `len` bytes, from space that is not promised to anybody.

@@ -40,7 +40,8 @@ impl NewDevice {
     pub fn prepare(device: Arc<dyn Device>, uuid: Uuid, discard: bool) -> Result<NewDevice, VolumeError> {
         let len = device.len();
         if len < NEW_DEVICE_MIN {
-            let what = format!("{} as a device of a volume: it has {len} bytes, {NEW_DEVICE_MIN} are needed", device.name());
+            let what =
+                format!("{} as a device of a volume: it has {len} bytes, {NEW_DEVICE_MIN} are needed", device.name());
             return Err(VolumeError::Unsupported { what });
         }
         if device.read_only() {

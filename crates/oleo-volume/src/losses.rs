@@ -143,7 +143,8 @@ impl Volume {
                 _ if member.any_device().is_none_or(|now| !Arc::ptr_eq(&now, &output.device)) => return Ok(()),
                 Standing::Sound | Standing::Stale => {}
             }
-            let others_are_sound = self.members.read().iter().any(|m| !m.seed && m.is_sound() && !Arc::ptr_eq(m, member));
+            let others_are_sound =
+                self.members.read().iter().any(|m| !m.seed && m.is_sound() && !Arc::ptr_eq(m, member));
             let needed = not_borne(&self.chunks.read(), |m| !m.is_sound() || Arc::ptr_eq(m, member));
             if !others_are_sound || needed.is_some() || self.poisoned.get().is_some() {
                 return Err(self.stop(error));

@@ -128,7 +128,8 @@ impl Volume {
             table.insert(map, &members)?;
         }
         for f in found.iter().filter(|f| f.sb.fsid == main.fsid) {
-            let is_member = members.iter().any(|m| m.devid == f.sb.devid() && m.uuid.into_bytes() == f.sb.dev_item.uuid);
+            let is_member =
+                members.iter().any(|m| m.devid == f.sb.devid() && m.uuid.into_bytes() == f.sb.dev_item.uuid);
             match f.sb.devid() {
                 _ if is_member => {}
                 DevId(0) => volume.targets.lock().push(f.device.clone()),

@@ -35,8 +35,7 @@ pub(crate) fn ways(placed: &Placed, piece: &Piece) -> Vec<Lost> {
     let (data, units) = (map.data_stripes() as usize, map.stripes.len());
     let row = piece.offset / STRIPE_LEN;
     let want = map.unit_of(piece.stripe, piece.offset);
-    let missing: Vec<usize> =
-        (0..units).filter(|&u| u != want && !placed.on[map.rotated(row, u)].is_sound()).collect();
+    let missing: Vec<usize> = (0..units).filter(|&u| u != want && !placed.on[map.rotated(row, u)].is_sound()).collect();
     let others: Vec<Option<usize>> = match (units - data, &missing[..]) {
         (1, []) => vec![None],
         (2, [other]) => vec![Some(*other)],

@@ -104,7 +104,8 @@ impl Image {
             WhichDevice::Number(devid) => Ok(*devid),
             WhichDevice::Missing => {
                 let devices = self.volume().devices();
-                let missing = devices.iter().find(|device| device.missing).or(devices.iter().find(|device| device.failed));
+                let missing =
+                    devices.iter().find(|device| device.missing).or(devices.iter().find(|device| device.failed));
                 missing.map(|device| device.devid).ok_or_else(|| none("no device is missing".into()))
             }
             WhichDevice::Place(name) => self.device_at(Path::new(name)),

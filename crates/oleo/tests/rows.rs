@@ -56,7 +56,8 @@ struct Volume {
 }
 
 impl Volume {
-    fn new(mib_each: u64) -> Volume {
+    /// The allocator ignores rows if `by_rows` is not set.
+    fn new(mib_each: u64, by_rows: bool) -> Volume {
         let flushes = Arc::new(AtomicU64::new(0));
         let device = |_| {
             let inner = MemDevice::new(mib_each * MIB);
@@ -66,6 +67,9 @@ impl Volume {
         let mkfs = MkfsOptions::default().data(Some(Profile::Raid5)).metadata(Some(Profile::Raid5)).seed([1; 32]);
         oleo::mkfs::make(&devices, &mkfs).unwrap();
         let image = Image::from_devices(devices, &OpenOptions::writing()).unwrap();
+        if !by_rows {
+            image.fs().engine().space().ignore_rows();
+        }
         Volume { image, flushes }
     }
 
@@ -82,7 +86,7 @@ impl Volume {
 #[test]
 fn sequential_writing_records_nothing() {
     const LEN: u64 = 192 * MIB;
-    let volume = Volume::new(256);
+    let volume = Volume::new(256, true);
     let file = volume.image.create_file("large").unwrap();
     drop(file);
     let file = volume.image.find("large").unwrap();
@@ -103,7 +107,7 @@ fn sequential_writing_records_nothing() {
 /// Goal: an fsync of a small file costs no more flushes than without parity, as long as there are rows that are free: two turns of four devices. Method: new files, one after the other.
 #[test]
 fn fsync_of_small_files_seldom_records() {
-    let volume = Volume::new(256);
+    let volume = Volume::new(256, true);
     let counts = fsyncs(&volume, 300);
     let flushes = volume.flushes.load(Relaxed);
     println!("{counts:?}, {flushes} flushes");
@@ -138,14 +142,21 @@ fn say(what: &str, counts: &RowCounts, more: &str) {
 #[test]
 #[ignore = "measures"]
 fn table() {
+    for by_rows in [false, true] {
+        println!("{}", if by_rows { "by rows:" } else { "rows ignored:" });
+        loads(by_rows);
+    }
+}
+
+fn loads(by_rows: bool) {
     // As an archive of sources is unpacked: a commit for each 32 MiB.
-    let volume = Volume::new(512);
+    let volume = Volume::new(512, by_rows);
     let mut rng = Rng::new(3);
     let mut since = 0;
     for dir in 0..120 {
         volume.image.create_dir(format!("d{dir}")).unwrap();
         for n in 0..60 {
-            let len = 200 << rng.below(10);
+            let len: usize = 200 << rng.below(10);
             volume.image.write(format!("d{dir}/f{n}"), &rng.bytes(len)).unwrap();
             since += len as u64;
             if since > 32 * MIB {
@@ -157,12 +168,12 @@ fn table() {
     volume.image.sync().unwrap();
     say("untar", &volume.counts(), "");
 
-    let volume = Volume::new(512);
+    let volume = Volume::new(512, by_rows);
     let counts = fsyncs(&volume, 3000);
     let flushes = volume.flushes.load(Relaxed) as f64 / 4.0 / 3000.0;
     say("fsync of 3000 files of 4 KiB", &counts, &format!(", {flushes:.2} flushes of each device per fsync"));
 
-    let volume = Volume::new(256);
+    let volume = Volume::new(256, by_rows);
     let mut rng = Rng::new(4);
     const FILES: u64 = 290;
     for n in 0..FILES {
@@ -172,7 +183,8 @@ fn table() {
     let before = volume.counts();
     for n in 0..6000 {
         let file = volume.image.find(format!("f{}", rng.below(FILES))).unwrap();
-        let (at, len) = (rng.below(500) * 4096, 4096 << rng.below(4));
+        let at = rng.below(500) * 4096;
+        let len = 4096 << rng.below(4);
         volume.image.fs().write(&file, at, &rng.bytes(len)).unwrap();
         if n % 100 == 99 {
             volume.image.sync().unwrap();

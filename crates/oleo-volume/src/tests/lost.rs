@@ -37,7 +37,9 @@ fn bears_one(profile: Profile, count: usize) -> bool {
 #[test]
 fn a_device_that_fails() {
     for (profile, count, sample) in samples() {
-        for (victim, trouble) in (0..count).flat_map(|v| [Trouble::Writes, Trouble::Flushes, Trouble::All].map(|t| (v, t))) {
+        for (victim, trouble) in
+            (0..count).flat_map(|v| [Trouble::Writes, Trouble::Flushes, Trouble::All].map(|t| (v, t)))
+        {
             let what = format!("{profile} on {count}, {trouble:?} of {victim}");
             let (devices, copies) = faulty(sample);
             let volume = open_all(&devices, &WRITE).expect("open");
@@ -63,7 +65,11 @@ fn a_device_that_fails() {
             }
             done.unwrap_or_else(|e| panic!("{what}: {e}"));
             assert!(!volume.read_only(), "{what}");
-            assert_eq!(volume.take_lost().iter().map(|l| l.devid.0 as usize).collect::<Vec<_>>(), [victim + 1], "{what}");
+            assert_eq!(
+                volume.take_lost().iter().map(|l| l.devid.0 as usize).collect::<Vec<_>>(),
+                [victim + 1],
+                "{what}"
+            );
             assert!(volume.devices()[victim].failed, "{what}");
             for left in [true, true, false] {
                 assert_eq!(volume.owes_commit(), left, "{what}");
@@ -195,7 +201,10 @@ fn an_old_twin() {
         Volume::open(devices.iter().map(|d| (*d).clone() as Arc<dyn Device>).collect(), &WRITE)
     };
     let volume = open(&[&sample.devices[1], &devices[0], &devices[1]]).expect("the older is left out");
-    assert_eq!(volume.left_out().iter().map(|l| (l.devid, l.why)).collect::<Vec<_>>(), [(DevId(2), WhyLeftOut::Outdated)]);
+    assert_eq!(
+        volume.left_out().iter().map(|l| (l.devid, l.why)).collect::<Vec<_>>(),
+        [(DevId(2), WhyLeftOut::Outdated)]
+    );
     assert!(!volume.is_degraded());
     drop(volume);
     let copy = Arc::new(devices[1].copy());
