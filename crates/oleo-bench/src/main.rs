@@ -35,6 +35,7 @@ mod ref_heads;
 mod remote;
 mod restore;
 mod scaling;
+mod scrub;
 mod shared_lines;
 mod stalls;
 mod stream;
@@ -173,6 +174,14 @@ const BENCHES: &[Bench] = &[
         times: Timed::Calls,
         what: "making empty files in two threads with quota on beside quota off, in-process, a commit at the end",
         run: quota::churning,
+    },
+    Bench {
+        name: "scrub",
+        times: Timed::Commands,
+        what: "verifying 4 GiB of files on 4 devices (raid0, raid10 with 2 GiB, raid5): oleo scrub start -r of images, which opens them, beside \
+               btrfs scrub start -B -r of a mount over loop devices, and beside reading what is in chunks with a process for each device; \
+               --part makes it smaller",
+        run: scrub::run,
     },
     Bench {
         name: "image-build",

@@ -30,6 +30,7 @@ mod remote;
 mod rescue;
 mod restore;
 mod rm;
+pub(crate) mod scrub;
 mod send;
 #[cfg(feature = "nbd")]
 mod serve;
@@ -71,6 +72,8 @@ pub(crate) enum Command {
     Inspect(inspect::Command),
     #[command(subcommand)]
     Balance(balance::Command),
+    #[command(subcommand)]
+    Scrub(scrub::Command),
     #[command(subcommand)]
     Quota(quota::Command),
     #[command(subcommand)]
@@ -119,6 +122,7 @@ impl Command {
             Command::Device(command) => command.run(out),
             Command::Inspect(command) => command.run(),
             Command::Balance(command) => command.run(out),
+            Command::Scrub(command) => command.run(out),
             Command::Quota(command) => command.run(out),
             Command::Qgroup(command) => command.run(out),
             Command::Check(args) => args.run(out),

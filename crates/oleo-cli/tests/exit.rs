@@ -60,6 +60,11 @@ const COMMANDS: &str = "
     balance cancel IMG
     balance resume IMG
     balance status IMG
+    scrub start IMG
+    scrub cancel IMG
+    scrub resume IMG
+    scrub status IMG
+    scrub limit IMG
     quota enable IMG
     quota disable IMG
     quota rescan IMG
@@ -164,6 +169,7 @@ const REFUSED: &str = "
     inspect logical-resolve 99 good
     inspect subvolid-resolve 999 good
     inspect rootid good nope
+    scrub start good --devid 7
     balance pause good
     balance cancel good
     balance resume good
@@ -226,6 +232,13 @@ const MISUSED: &str = "
     balance start
     balance start good -s
     balance start good -d --background
+    scrub start
+    scrub start good --limit much
+    scrub start good --devid x
+    scrub cancel good
+    scrub resume good
+    scrub limit good --limit 1M
+    scrub limit good --devid 1
     qgroup limit many 0/256 good
     qgroup limit 1G x good
     qgroup limit 1G good
@@ -306,7 +319,7 @@ fn codes() {
     };
     let names = |words: &[&str]| {
         let with_sub =
-            ["subvolume", "filesystem", "device", "inspect", "balance", "quota", "qgroup", "property", "rescue"];
+            ["subvolume", "filesystem", "device", "inspect", "balance", "scrub", "quota", "qgroup", "property", "rescue"];
         words[..1 + usize::from(with_sub.contains(&words[0]))].join(" ")
     };
     for words in lines(COMMANDS) {

@@ -35,6 +35,9 @@ impl Background {
             .commit_interval(Duration::from_secs(options.commit_seconds))
             .resume_balance(!options.skip_balance)
             .on_error(move |error| report(&error.to_string()));
+        if let Some(dir) = &options.scrub_state {
+            server.image().keep_scrubs_in(dir);
+        }
         let of_image = server.image().start_background(background);
         let (alive, ended) = channel();
         let (server, said) = (server.clone(), log.clone());

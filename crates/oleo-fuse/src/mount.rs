@@ -152,6 +152,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         .ignore_bad_trees(rescue.ignore_bad_roots)
         .no_log_replay(rescue.no_log_replay)
         .wipe_stripe_records(options.wipe_stripe_records)
+        .keep_space_cache(options.keep_space_cache)
         .cache_bytes(usize::try_from(options.cache_bytes.unwrap_or_else(memory::cache_bytes)).unwrap_or(usize::MAX))
         .places(options.places.clone())
         .on_notice(OnNotice::new({
@@ -380,6 +381,7 @@ impl Mounted {
         }
         // Requests that move groups end soon.
         self.server.image().balancer().stop();
+        self.server.image().scrubber().stop();
         self.server.ending().begin();
         self.background.stop();
         self.server.forget_all();

@@ -2,6 +2,8 @@
 //!
 //! Unknown options are refused. Options of every mount (nosuid, noexec …) and those of FUSE are accepted.
 
+use std::path::PathBuf;
+
 use oleo::device::PlaceOptions;
 use oleo::error::{Class, Classified};
 use oleo::fs::{Compress, parse_compress};
@@ -160,6 +162,10 @@ pub struct MountOptions {
     pub user_subvol_rm_allowed: bool,
     /// A balance that was interrupted stays so.
     pub skip_balance: bool,
+    /// A volume without free-space tree stays as it is (`space_cache=v1`, `nospace_cache`).
+    pub keep_space_cache: bool,
+    /// The directory in which the state of scrubs is kept; none: it is not.
+    pub scrub_state: Option<PathBuf>,
     /// What to overlook.
     pub rescue: Rescue,
     /// Users other than the one who mounts may use it. Default for root, as with every file system.
@@ -204,6 +210,8 @@ impl Default for MountOptions {
             nodes_max: None,
             user_subvol_rm_allowed: false,
             skip_balance: false,
+            keep_space_cache: false,
+            scrub_state: None,
             rescue: Rescue::default(),
             allow_other: None,
             fsname: None,
@@ -262,6 +270,7 @@ impl MountOptions {
             }
             "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
             "skip_balance" => self.skip_balance = true,
+            "nospace_cache" => self.keep_space_cache = true,
             "writeback_cache" => self.writeback_cache = true,
             "nowriteback_cache" => self.writeback_cache = false,
             "allow_other" => self.allow_other = Some(true),
@@ -320,6 +329,7 @@ impl MountOptions {
             "space_cache" if value == "v2" => {}
             "stripe_record" if value == "wipe" => self.wipe_stripe_records = true,
             "stripe_record" => return Err(wrong(name, value, "wipe")),
+            "space_cache" if value == "v1" => self.keep_space_cache = true,
             "io_uring" => {
                 self.uring = match value {
                     "auto" => Uring::Auto,
@@ -462,6 +472,10 @@ mod tests {
         assert_eq!(parsed("cache=1,nodes=0").unwrap().cache_bytes, Some(CACHE_BYTES_MIN));
         assert!(parsed("skip_balance").unwrap().skip_balance);
         assert!(parsed("stripe_record=wipe").unwrap().wipe_stripe_records);
+        for keeps in ["space_cache=v1", "nospace_cache"] {
+            assert!(parsed(keeps).unwrap().keep_space_cache);
+        }
+        assert!(!parsed("space_cache=v2").unwrap().keep_space_cache);
         assert!(parsed("compress=no").unwrap().compress.is_none());
         assert!(parsed("compress-force=zstd:5").unwrap().compress.is_some_and(|c| c.force));
     }

@@ -36,6 +36,14 @@ pub fn referrers(fs: &Fs, at: Logical) -> Result<Vec<Referrer>, JobError> {
     if !fs.options().read_only {
         fs.sync()?;
     }
+    referrers_at_commit(fs, at)
+}
+
+/// The same as of the last commit.
+///
+/// # Errors
+/// As there.
+pub fn referrers_at_commit(fs: &Fs, at: Logical) -> Result<Vec<Referrer>, JobError> {
     let engine = fs.engine();
     let _reader = engine.reader();
     let extent = data_extent(engine, at)?;

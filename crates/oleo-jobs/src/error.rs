@@ -21,6 +21,9 @@ pub enum JobError {
     /// It would reduce the number of copies, and `force` is not set; the text names the profiles.
     #[error("{0}")]
     FewerCopies(String),
+    /// No scrub was interrupted.
+    #[error("there is no scrub to resume")]
+    NothingToResume,
     /// From files and names.
     #[error(transparent)]
     Fs(#[from] FsError),
@@ -46,6 +49,7 @@ impl Classified for JobError {
         match self {
             JobError::Refused { errno, .. } => Class::refusal(*errno),
             JobError::FewerCopies(_) => Class::refusal(errno::EINVAL),
+            JobError::NothingToResume => Class::refusal(errno::ENOTCONN),
             JobError::Fs(error) => error.class(),
             JobError::Volume(error) => error.class(),
         }
@@ -64,6 +68,7 @@ mod tests {
         oleo_format::assert_classes!(JobError {
             Refused: JobError::refused(errno::EBUSY, "so") => Class::refusal(errno::EBUSY),
             FewerCopies: JobError::FewerCopies("so".into()) => Class::refusal(errno::EINVAL),
+            NothingToResume: JobError::NothingToResume => Class::refusal(errno::ENOTCONN),
             Fs: FsError::NotFound.into() => Class::refusal(errno::ENOENT),
             Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
         });

@@ -1,4 +1,4 @@
-//! Jobs on whole file systems or whole files: balancing, adding, removing and resizing devices, defragmenting, trimming, reclaiming groups,
+//! Jobs on whole file systems or whole files: scrubbing, balancing, adding, removing and resizing devices, defragmenting, trimming, reclaiming groups,
 //! quota, and finding what is new or what refers to an address. Each job works on an open file system, mounted or not,
 //! while it is in use.
 //!
@@ -13,11 +13,12 @@ mod find_new;
 mod quota;
 mod reclaim;
 mod resize;
+mod scrub;
 mod shares;
 mod trim;
 mod vacate;
 
-pub use backrefs::{PATHS_MAX, Referrer, referrers};
+pub use backrefs::{PATHS_MAX, Referrer, referrers, referrers_at_commit};
 pub use balance::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Bound, Filters, Span,
 };
@@ -31,5 +32,8 @@ pub use quota::{
 };
 pub use reclaim::{Reclaimed, reclaim};
 pub use resize::{NewSize, Resized, resize};
+pub use scrub::{
+    Candidates, DeviceScrub, ScrubEnd, ScrubStatus, ScrubWant, Scrubber, UNHEALED_MAX, Unhealed, Wanted, What,
+};
 pub use shares::{Shares, SubvolSize, frees, shares, subvol_sizes};
 pub use trim::{TrimRange, trim};

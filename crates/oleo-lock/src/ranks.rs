@@ -291,6 +291,12 @@ ranks! {
     BalanceState, "oleo-jobs", "`Balancer::state`", Leaf, No,
         "what is reported of a balance, and whether it is to stop",
         "a look, a change, or a wait. Whoever runs one holds nothing of this crate's meanwhile";
+    ScrubState, "oleo-jobs", "`Scrubber::state`", Leaf, No,
+        "what is asked of a scrub, and whether it is to stop",
+        "a look, a change, or a wait. Whoever runs one holds nothing of this crate's meanwhile";
+    ScrubRun, "oleo-jobs", "`Shared::progress`, `Throttle`, and the lists of a run", Leaf, No,
+        "what is reported of a scrub, and what its threads tell each other",
+        "a look or a change";
     DirtyInodes, "oleo-fs", "`Core::dirty[n]`", Leaf, No,
         "inodes with changes",
         "a push, or a move of them all";

@@ -136,6 +136,8 @@ pub(crate) struct Rules {
     pub(crate) sectorsize: u32,
     pub(crate) csum: CsumType,
     pub(crate) free_space_tree: bool,
+    /// It is being made, so that what is free is read from the extent tree.
+    pub(crate) free_from_extents: bool,
     pub(crate) block_group_tree: bool,
     pub(crate) uuid_tree: bool,
     pub(crate) skinny: bool,

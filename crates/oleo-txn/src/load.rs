@@ -18,6 +18,7 @@ use rayon::prelude::*;
 use crate::TxnError;
 use crate::engine::{Engine, Inner, Rules};
 use crate::free_runs::{FreeItems, group_items, sum_of, without};
+use crate::new_free_space;
 use crate::options::EngineOptions;
 use crate::trees::{self, TreeState};
 use crate::unreplayed_log;
@@ -27,6 +28,16 @@ impl Engine {
     /// features it does not know. If there is a log, what it uses is kept, and no commit happens
     /// before [`Engine::log_applied`].
     pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
+        new_free_space::build(&volume, opts)?;
+        Engine::open_as(volume, opts, false)
+    }
+
+    /// The same; `new_free_space`: to give it a free-space tree (`new_free_space.rs`).
+    pub(crate) fn open_as(
+        volume: Arc<Volume>,
+        opts: &EngineOptions,
+        new_free_space: bool,
+    ) -> Result<Engine, TxnError> {
         let sb = volume.super_block();
         let features = sb.features();
         let blocks = Blocks::new(volume.clone(), opts.cache_bytes);
@@ -40,7 +51,8 @@ impl Engine {
             nodesize: sb.nodesize.get(),
             sectorsize: sb.sectorsize.get(),
             csum: sb.csum()?,
-            free_space_tree: has_free_space_tree(&sb),
+            free_space_tree: new_free_space || new_free_space::is_kept_up(&sb),
+            free_from_extents: new_free_space,
             block_group_tree: features.block_group_tree(),
             discard: opts.discard && !opts.read_only,
             ignore_bad_trees: opts.read_only && opts.ignore_bad_trees,
@@ -58,6 +70,8 @@ impl Engine {
         engine.0.volume.set_occupancy(occupancy);
         let witness = Arc::downgrade(&engine.0);
         engine.0.volume.set_witness(witness);
+        let placement = Arc::downgrade(&engine.0);
+        engine.0.volume.set_placement(placement);
         let inner = &*engine.0;
         inner.trees.set(state(root_tree.clone()));
         inner.trees.set(state(chunk_tree));
@@ -73,10 +87,6 @@ impl Engine {
         }
         Ok(engine)
     }
-}
-
-fn has_free_space_tree(sb: &SuperBlock) -> bool {
-    sb.features().compat_ro.contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
 }
 
 /// Passes over what cannot be read, if that is wanted.
@@ -107,11 +117,6 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         if features.incompat.contains(feature) {
             return refuse(&format!("{name} cannot be written yet"));
         }
-    }
-    if features.compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !inner.rules.free_space_tree {
-        return refuse(
-            "the free-space tree is marked invalid; mount the volume with the kernel once, so that it is rebuilt",
-        );
     }
     let blocks = &inner.blocks;
     if let Some(dev_tree) = trees::find(blocks, root_tree, TreeId::DEV)? {
@@ -228,7 +233,7 @@ impl Inner {
     /// How many free runs groups have, by the free-space tree; `groups` rising.
     fn free_counts(&self, groups: &[Logical]) -> Result<Vec<Option<u32>>, TxnError> {
         let mut counts = vec![None; groups.len()];
-        if !self.rules.free_space_tree {
+        if !self.rules.free_space_tree || self.rules.free_from_extents {
             return Ok(counts);
         }
         let _reader = self.readers.enter();
@@ -250,11 +255,11 @@ impl Inner {
         Ok(counts)
     }
 
-    fn load_free(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, TxnError> {
+    pub(crate) fn load_free(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, TxnError> {
         let _reader = self.readers.enter();
         let chunk = self.volume.chunk_of(group)?;
         let withheld = self.volume.withheld_ranges_in(&chunk);
-        if self.rules.free_space_tree {
+        if self.rules.free_space_tree && !self.rules.free_from_extents {
             let root = self.tree(TreeId::FREE_SPACE)?.root;
             let items = group_items(&self.blocks, &root, chunk.start, chunk.len)?;
             let free = FreeItems::read(chunk.start, chunk.len, self.rules.sectorsize, items)?;

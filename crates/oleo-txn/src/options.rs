@@ -16,6 +16,9 @@ pub struct EngineOptions {
     pub ignore_bad_trees: bool,
     /// Discard on the devices what each commit frees.
     pub discard: bool,
+    /// Make a free-space tree where there is an old cache of free space (version 1) instead, or a tree that is marked as not valid.
+    /// Without it, such volumes are written as they are: the cache is marked as outdated.
+    pub make_free_space_tree: bool,
     /// Threads that commits run on, and as many again for file data; 0: as many as there are cores.
     pub threads: usize,
     /// Records of changed references (48 bytes each) that stages may leave in memory: with more, the next stage begins with
@@ -32,6 +35,7 @@ impl Default for EngineOptions {
             chunk_len_max: None,
             ignore_bad_trees: false,
             discard: false,
+            make_free_space_tree: false,
             threads: 0,
             staged_ref_changes_max: 128 * 1024,
         }

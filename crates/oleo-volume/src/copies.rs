@@ -68,6 +68,12 @@ impl Volume {
                     continue;
                 }
             };
+            if spans.iter().any(|(placed, ..)| self.is_placed_by_tree(&placed.map)) {
+                if let Err(e) = self.read_moved_copy(read.at, read.copy, read.buf) {
+                    errors.push((index, e));
+                }
+                continue;
+            }
             let mut rest = &mut *read.buf;
             for (placed, offset, len) in &spans {
                 for piece in placed.map.pieces(*offset, *len) {

@@ -30,6 +30,7 @@ mod flushers;
 mod geometry;
 mod losses;
 mod member;
+mod moved;
 mod open;
 mod outlook;
 mod parallel;
@@ -42,6 +43,7 @@ mod records;
 mod recover;
 mod rows;
 mod stripes;
+mod stripes_of;
 mod supers;
 mod table;
 mod trim;
@@ -63,10 +65,12 @@ pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
 pub use losses::LostDevice;
 pub use member::{DeviceInfo, ErrorCounters, KeptFree};
+pub use moved::{Placement, PlacementSource};
 pub use open::{LeftOut, OpenOptions, WhyLeftOut};
 pub use outlook::Outlook;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
 pub use rows::{Occupancy, RowStats, Verdict, Witness};
+pub use stripes_of::{ChunkStripes, RowHeld, StripeRead};
 pub use supers::{read_mirrors, read_super};
 pub use trim::{DevicePlace, Discarded};
 
@@ -94,6 +98,7 @@ pub struct Volume {
     left_out: Vec<LeftOut>,
     /// Devices that say they are about to take another's place.
     targets: Mutex<rank::ReplaceTargets, Vec<Arc<dyn Device>>>,
+    placement: OnceLock<std::sync::Weak<dyn PlacementSource>>,
     /// The write or flush that poisoned the volume.
     poisoned: OnceLock<DeviceError>,
 }

@@ -95,6 +95,7 @@ impl Volume {
             losses: Losses::default(),
             left_out: outdated,
             targets: Mutex::default(),
+            placement: OnceLock::new(),
             poisoned: OnceLock::new(),
         };
         volume.rows.set_patches(of_system);
@@ -197,6 +198,7 @@ impl Volume {
             losses: Losses::default(),
             left_out: Vec::new(),
             targets: Mutex::default(),
+            placement: OnceLock::new(),
             poisoned: OnceLock::new(),
         })
     }

@@ -124,6 +124,9 @@ impl Volume {
         let len = buf.len() as u64;
         let verifier = Verifier::new(&self.rules, at, len, csums)?;
         let spans = self.spans(at, len)?;
+        if spans.iter().any(|(placed, ..)| self.is_placed_by_tree(&placed.map)) {
+            return self.read_moved(at, buf, csums);
+        }
         let mut parts = Vec::new();
         let mut rest = buf;
         for (placed, offset, span_len) in &spans {

@@ -197,8 +197,13 @@ impl Rows {
         let fresh = self.stamps.lock().get(&row).is_some_and(|stamp| {
             stamp.turn == self.now() && stamp.grains.get(&unit).is_some_and(|bits| bits >> grain & 1 == 1)
         });
-        let is_free = |by: &Weak<dyn Occupancy>| by.upgrade().is_some_and(|by| by.is_free(at, ByteLen(GRAIN as u64)));
-        !fresh && !self.occupancy.get().is_some_and(is_free)
+        !fresh && !self.is_free(at, ByteLen(GRAIN as u64))
+    }
+
+    /// Whether nobody has these bytes; `false` where that is not known.
+    pub fn is_free(&self, at: Logical, len: ByteLen) -> bool {
+        let is_free = |by: &Weak<dyn Occupancy>| by.upgrade().is_some_and(|by| by.is_free(at, len));
+        self.occupancy.get().is_some_and(is_free)
     }
 
     pub fn set_patches(&self, patches: Patches) {

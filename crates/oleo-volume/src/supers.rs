@@ -115,7 +115,9 @@ pub(crate) fn check_fields(sb: &SuperBlock) -> Result<(), Corruption> {
 pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeError> {
     let features = sb.features();
     let known = Incompat::all().iter_names().fold(Incompat::empty(), |all, (_, bit)| all | bit);
-    let missing = Incompat::ZONED | Incompat::EXTENT_TREE_V2 | Incompat::RAID_STRIPE_TREE | Incompat::REMAP_TREE;
+    // The raid-stripe tree is read (`moved.rs`), not kept up.
+    let unwritten = if write { Incompat::RAID_STRIPE_TREE } else { Incompat::empty() };
+    let missing = Incompat::ZONED | Incompat::EXTENT_TREE_V2 | Incompat::REMAP_TREE | unwritten;
     let refused = features.incompat & (missing | !known);
     if !refused.is_empty() {
         return Err(unsupported(

@@ -1,12 +1,12 @@
-//! What goes on beside the users of an image without being asked for: commits, write-back, cleaning, balances. A mount has it, and
+//! What goes on beside the users of an image without being asked for: commits, write-back, cleaning, balances, scrubs. A mount has it, and
 //! [`Image::start_background`] gives it to any program.
 //!
-//! Four threads: *commit* writes everything to disk every [`commit_interval`](BackgroundOptions::commit_interval) while there is
+//! Five threads: *commit* writes everything to disk every [`commit_interval`](BackgroundOptions::commit_interval) while there is
 //! something to write, and commits as soon as more inodes are dirty than should be, so that operations seldom have to;
 //! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
 //! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between; first of all it
 //! counts quota groups, where that was cut short; *balance* runs balances that are asked for, and resumes one that was cut short
-//! if it is to.
+//! if it is to; *scrub* runs scrubs that are asked for.
 //!
 //! Stopping: the threads are asked to end and waited for; each looks at least every half second. What they did not get to do, the
 //! next commit does, or (cleaning) [`Image::clean`] or the next opening. Locks: none; the first error waits in a channel of one
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use oleo_format::QgroupStatusFlags;
 use oleo_fs::Fs;
-use oleo_jobs::{BalanceEnd, BalanceState, Balancer};
+use oleo_jobs::{BalanceEnd, BalanceState, Balancer, ScrubEnd, Scrubber};
 
 use crate::notices::{self, OnNotice};
 use crate::{Error, Image, control};
@@ -106,6 +106,8 @@ pub enum BackgroundTask {
     ResumeBalance,
     /// A balance.
     Balance,
+    /// A scrub.
+    Scrub,
 }
 
 impl fmt::Display for BackgroundTask {
@@ -117,6 +119,7 @@ impl fmt::Display for BackgroundTask {
             BackgroundTask::Clean => "cleaning",
             BackgroundTask::ResumeBalance => "resuming the balance that was interrupted",
             BackgroundTask::Balance => "balance",
+            BackgroundTask::Scrub => "scrub",
         })
     }
 }
@@ -155,6 +158,7 @@ pub enum BackgroundError {
 pub struct Background {
     fs: Fs,
     balancer: Arc<Balancer>,
+    scrubber: Arc<Scrubber>,
     /// Dropped to have the threads end.
     alive: Option<Sender<()>>,
     threads: Vec<JoinHandle<()>>,
@@ -210,8 +214,11 @@ impl Image {
             worker.start(&mut threads, BackgroundTask::WriteBack, Worker::write_back);
             worker.start(&mut threads, BackgroundTask::Clean, Worker::clean);
             worker.start(&mut threads, BackgroundTask::Balance, move |w| w.balance(&balancer, resume));
+            let scrubber = self.scrubber_shared();
+            worker.start(&mut threads, BackgroundTask::Scrub, move |w| w.scrub(&scrubber));
         }
-        Background { fs, balancer: self.balancer_shared(), alive: Some(alive), threads, first }
+        let (balancer, scrubber) = (self.balancer_shared(), self.scrubber_shared());
+        Background { fs, balancer, scrubber, alive: Some(alive), threads, first }
     }
 }
 
@@ -234,6 +241,7 @@ impl Background {
             while !thread.is_finished() {
                 // Again and again: one may have been asked for a moment ago.
                 self.balancer.interrupt();
+                self.scrubber.interrupt();
                 self.fs.wake_background();
                 std::thread::sleep(POLL_INTERVAL);
             }
@@ -380,6 +388,19 @@ impl Worker {
             {
                 let error = control::Error { errno, kind, message: text, hint: None };
                 self.failed(BackgroundTask::Balance, Error::from(error));
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn scrub(&self, scrubber: &Scrubber) {
+        while !self.wait(POLL_INTERVAL) {
+            if scrubber.wait_work(LOOK_UP)
+                && let Some(ScrubEnd::Failed { errno, kind, text }) = scrubber.run()
+            {
+                let error = control::Error { errno, kind, message: text, hint: None };
+                self.failed(BackgroundTask::Scrub, Error::from(error));
             }
         }
     }

@@ -47,7 +47,12 @@ pub fn image(path: impl AsRef<Path>, open: &OpenOptions, start: Start, how: &Che
         let devices = open_devices(path, &OpenOptions { access: Access::ReadOnly, ..open.clone() })?;
         let Start { backup, super_copy } = start;
         let options = VolumeOptions { write: false, degraded: open.degraded, backup, super_copy };
-        match oleo_check::check(&Volume::open(devices, &options)?, how) {
+        let volume = Volume::open(devices, &options)?;
+        if volume.has_placement_tree() {
+            let text = "a volume with a raid-stripe tree cannot be checked yet";
+            return Err(crate::Error::refused(oleo_fs::errno::EOPNOTSUPP, text));
+        }
+        match oleo_check::check(&volume, how) {
             Ok(report) => Ok(report),
             Err(CheckError::Volume(error)) => Err(error.into()),
             Err(error) => Err(crate::Error::refused(error.class().errno, error.to_string())),

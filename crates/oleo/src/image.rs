@@ -6,7 +6,7 @@ use std::sync::Arc;
 use oleo_device::{Device, FileOptions};
 use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
 use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions, errno};
-use oleo_jobs::{Balancer, Members};
+use oleo_jobs::{Balancer, Members, Scrubber};
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
@@ -30,6 +30,7 @@ pub struct Image {
     on_notice: OnNotice,
     balancer: Arc<Balancer>,
     members: Members,
+    scrubber: Arc<Scrubber>,
     write: bool,
 }
 
@@ -104,6 +105,7 @@ impl Image {
             chunk_len_max: chunk_len_max.map(ByteLen),
             ignore_bad_trees: options.ignore_bad_trees,
             discard: options.discard || wants_discard,
+            make_free_space_tree: !options.keep_space_cache,
             ..EngineOptions::default()
         };
         let engine = Engine::open(volume, &engine_options).map_err(|error| {
@@ -127,7 +129,8 @@ impl Image {
         };
         let balancer = Arc::new(balancer);
         let members = Members::new(&fs, balancer.clone());
-        Ok(Image { fs, on_notice: options.on_notice.clone(), balancer, members, write: options.writes() })
+        let scrubber = Arc::new(Scrubber::new(&fs));
+        Ok(Image { fs, on_notice: options.on_notice.clone(), balancer, members, scrubber, write: options.writes() })
     }
 
     /// The full interface to files and names.
@@ -143,6 +146,15 @@ impl Image {
     /// What makes devices come and go.
     pub fn members(&self) -> &Members {
         &self.members
+    }
+
+    /// The scrub of this volume.
+    pub fn scrubber(&self) -> &Scrubber {
+        &self.scrubber
+    }
+
+    pub(crate) fn scrubber_shared(&self) -> Arc<Scrubber> {
+        self.scrubber.clone()
     }
 
     pub(crate) fn balancer_shared(&self) -> Arc<Balancer> {

@@ -15,6 +15,7 @@
 //! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
 //! | everything about files and names | [`Image::fs`] |
 //! | quota | [`Image::quota_enable`], [`Image::quota`] |
+//! | verify and heal every copy | [`Image::scrub`] |
 //! | move, pack and convert block groups | [`Image::balance`], [`Image::reclaim`] |
 //! | have commits, write-back and cleaning done beside the program | [`Image::start_background`] |
 //! | copy files out | [`restore`] |
@@ -172,6 +173,7 @@ pub mod quota;
 pub mod receive;
 pub mod rescue;
 pub mod restore;
+pub mod scrub;
 pub mod send;
 #[cfg(feature = "nbd")]
 pub mod serve;

@@ -53,6 +53,9 @@ pub struct OpenOptions {
     /// On devices of volumes with parity: overwrite what somebody else has where records of stripes are kept (bytes 512 KiB to 1 MiB), such as a boot
     /// loader. Without them a crash and the loss of a device together may lose data (for changes only).
     pub wipe_stripe_records: bool,
+    /// Leave a volume without free-space tree as it is. Without this, one that has a cache of free space of version 1, or a tree that is marked as
+    /// not valid, gets a free-space tree when it is opened for changes, unless it is nearly full.
+    pub keep_space_cache: bool,
     /// Bytes of tree blocks to keep in memory.
     pub cache_bytes: usize,
     /// How devices are reached that are no files of this machine.
@@ -77,6 +80,7 @@ impl Default for OpenOptions {
             ignore_bad_trees: false,
             no_log_replay: false,
             wipe_stripe_records: false,
+            keep_space_cache: false,
             cache_bytes: 64 << 20,
             places: PlaceOptions::default(),
             fs: FsOptions::default(),
@@ -97,6 +101,7 @@ oleo_format::setters!(OpenOptions {
     ignore_bad_trees: bool,
     no_log_replay: bool,
     wipe_stripe_records: bool,
+    keep_space_cache: bool,
     cache_bytes: usize,
     places: PlaceOptions,
     fs: FsOptions,

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     places: Vec<PathBuf>,
     /// Mount options, separated by commas: ro, subvol=PATH, subvolid=ID, compress[-force]=ALGORITHM[:LEVEL], nodatacow,
     /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, follow=SECONDS, max_inline=BYTES, thread_pool=N, cache=BYTES, nodes=N,
-    /// user_subvol_rm_allowed, skip_balance, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off,
+    /// user_subvol_rm_allowed, skip_balance, space_cache=v1|v2, nospace_cache, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off,
     /// halt_poll=auto|on|off, writeback_cache, and those of volumes on object stores (`oleo remote --help`).
     #[arg(short = 'o', long = "options", value_name = "OPTS")]
     options: Vec<String>,
@@ -49,7 +49,9 @@ impl Args {
         if self.places.is_empty() {
             return Err(misuse!("missing argument DIR: the directory to mount {} on", dir.display()));
         }
-        let mut options = MountOptions { places: self.others.store.places()?, ..MountOptions::default() };
+        let scrub_state = Some(super::scrub::state_dir());
+        let mut options =
+            MountOptions { places: self.others.store.places()?, scrub_state, ..MountOptions::default() };
         for list in &self.options {
             options.parse(list)?;
         }

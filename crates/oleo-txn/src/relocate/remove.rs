@@ -98,7 +98,7 @@ impl Staged<'_> {
     }
 
     /// What takes away the kernel's old cache of a group.
-    fn old_cache(&self, inner: &Inner, start: Logical) -> Result<Vec<Change>, TxnError> {
+    pub(crate) fn old_cache(&self, inner: &Inner, start: Logical) -> Result<Vec<Change>, TxnError> {
         let root = inner.tree(TreeId::ROOT)?.root;
         let head = Key::new(Key::FREE_SPACE, ItemType(0), start.0);
         let Some(header) = inner.blocks.get(&root, &head)? else { return Ok(Vec::new()) };

@@ -5,10 +5,11 @@
 
 mod balance;
 mod devices;
-mod names;
+pub(crate) mod names;
 mod properties;
 mod quota;
 mod receive;
+mod scrub;
 mod send;
 mod space;
 mod subvols;
@@ -93,6 +94,10 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<(Repl
             caller.must_be_privileged("change the devices")?;
             changed(devices::change(image, change)?, vec![])
         }
+        Request::Scrub { change } => {
+            caller.must_be_privileged("scrub")?;
+            changed(scrub::change(image, change)?, vec![])
+        }
         Request::Reclaim { percent } => {
             caller.must_be_privileged("move block groups")?;
             changed(Reply::Reclaimed(oleo_jobs::reclaim(image.fs(), image.balancer(), percent)?), vec![])
@@ -150,6 +155,10 @@ impl Executor<'_> {
             Request::DeviceJob => {
                 self.caller.must_be_privileged("ask for work on devices")?;
                 Reply::DeviceJob(self.image.members().status())
+            }
+            Request::ScrubStatus { files } => {
+                self.caller.must_be_privileged("ask for the scrub")?;
+                scrub::status(self.image, files)?
             }
             Request::SubvolSizes => {
                 self.caller.must_be_privileged("list all subvolumes")?;

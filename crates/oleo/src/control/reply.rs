@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use oleo_format::{ByteLen, DevId, Generation, Ino, TreeId};
 use oleo_fs::{SubvolInfo, Time};
-use oleo_jobs::{BalanceStatus, Defragmented, DeviceJob, NewExtent, Reclaimed, Removed, Resized, SubvolSize};
+use oleo_jobs::{BalanceStatus, Defragmented, DeviceJob, NewExtent, Reclaimed, Removed, Resized, ScrubStatus, SubvolSize, Unhealed};
 use oleo_stream::Sent;
 use oleo_stream::receive::Report;
 use oleo_volume::{DeviceInfo, RowStats};
@@ -76,7 +76,9 @@ pub enum Reply {
     Quota(Option<Box<QuotaShown>>),
     /// The balance.
     Balance(Box<BalanceStatus>),
-    /// The number of the balance that was begun.
+    /// The scrub.
+    Scrub(Box<ScrubShown>),
+    /// The number of the balance or scrub that was begun.
     Number(u64),
     /// What was freed.
     Reclaimed(Reclaimed),
@@ -99,6 +101,33 @@ pub struct MountShown {
     pub attached: bool,
     /// Why not everything could be written at the end, and is kept.
     pub unwritten: Option<String>,
+}
+
+/// A scrub.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ScrubShown {
+    /// The file system.
+    #[serde(with = "uuid_text")]
+    pub fsid: Uuid,
+    /// What it has found; what could not be healed is in [`ScrubShown::unhealed`].
+    pub status: ScrubStatus,
+    /// What could not be healed, if it was asked for.
+    pub unhealed: Vec<UnhealedShown>,
+    /// What the devices are called on the machine that has them open.
+    pub paths: Vec<(DevId, PathBuf)>,
+    /// Why the state could not be kept.
+    pub unkept: Option<String>,
+}
+
+/// What could not be healed, and the files that it is in.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UnhealedShown {
+    /// The place.
+    pub place: Unhealed,
+    /// The files.
+    pub files: Vec<Place>,
+    /// How many more there are.
+    pub more: u64,
 }
 
 /// Quota and its groups.

@@ -1,7 +1,7 @@
 //! Requests, and what they are made of. Everything here goes over the socket as JSON.
 
 use oleo_format::{DevId, Ino, Logical, TreeId};
-use oleo_jobs::{BalanceArgs, DefragOptions, NewSize};
+use oleo_jobs::{BalanceArgs, DefragOptions, NewSize, ScrubWant};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -174,6 +174,17 @@ pub enum Request {
     DeviceJob,
     /// State and progress of the balance. Answer: [`Reply::Balance`](super::Reply::Balance).
     BalanceStatus,
+    /// Starts, resumes, cancels or slows a scrub. Starting one returns [`Reply::Number`](super::Reply::Number): the scrub runs in the background of a mount, and
+    /// by `Scrubber::run` on an image. Cancelling waits for its end.
+    Scrub {
+        /// What to do.
+        change: ScrubChange,
+    },
+    /// What the scrub under way has found so far, or the last one. Answer: [`Reply::Scrub`](super::Reply::Scrub).
+    ScrubStatus {
+        /// With what could not be healed, and the files that it is in.
+        files: bool,
+    },
     /// Frees nearly empty block groups. Answer: [`Reply::Reclaimed`](super::Reply::Reclaimed).
     Reclaim {
         /// Those of which less is used, in percent.
@@ -274,6 +285,7 @@ impl Request {
             | Request::QuotaChange { .. }
             | Request::Balance { .. }
             | Request::Device { .. }
+            | Request::Scrub { .. }
             | Request::Reclaim { .. }
             | Request::SetLabel { .. }
             | Request::DeviceErrors { reset: true }
@@ -287,6 +299,7 @@ impl Request {
             | Request::Quota
             | Request::BalanceStatus
             | Request::DeviceJob
+            | Request::ScrubStatus { .. }
             | Request::SubvolSizes
             | Request::Frees { .. }
             | Request::Df
@@ -348,6 +361,29 @@ pub enum BalanceChange {
     Pause,
     /// Cancel it.
     Cancel,
+}
+
+/// A change of the scrub.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "scrub", rename_all = "kebab-case")]
+pub enum ScrubChange {
+    /// A new one.
+    Start {
+        /// What it is to do.
+        want: ScrubWant,
+    },
+    /// The rest of one that was interrupted.
+    Resume {
+        /// As for a new one.
+        want: ScrubWant,
+    },
+    /// Cancel it; it can be resumed.
+    Cancel,
+    /// Change how fast it reads.
+    Limit {
+        /// Of a device, or of all together: bytes a second, 0 for no limit.
+        limits: Vec<(Option<DevId>, u64)>,
+    },
 }
 
 /// A change of quota. Groups are named by their numbers: the level in the upper 16 bits.
