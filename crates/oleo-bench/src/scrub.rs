@@ -76,7 +76,11 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
             if args.wants(&name) {
                 // As much on the devices in each case, but for parity.
                 let len = if data == "raid10" { len / 2 } else { len };
-                one(args, report, &Case { oracle: &oracle, oleo: &oleo, name: &name, data, len, dir, cold: place == "disk" })?;
+                one(
+                    args,
+                    report,
+                    &Case { oracle: &oracle, oleo: &oleo, name: &name, data, len, dir, cold: place == "disk" },
+                )?;
             }
         }
     }

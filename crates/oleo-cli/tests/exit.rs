@@ -318,8 +318,18 @@ fn codes() {
         }
     };
     let names = |words: &[&str]| {
-        let with_sub =
-            ["subvolume", "filesystem", "device", "inspect", "balance", "scrub", "quota", "qgroup", "property", "rescue"];
+        let with_sub = [
+            "subvolume",
+            "filesystem",
+            "device",
+            "inspect",
+            "balance",
+            "scrub",
+            "quota",
+            "qgroup",
+            "property",
+            "rescue",
+        ];
         words[..1 + usize::from(with_sub.contains(&words[0]))].join(" ")
     };
     for words in lines(COMMANDS) {

@@ -33,11 +33,7 @@ impl Engine {
     }
 
     /// The same; `new_free_space`: to give it a free-space tree (`new_free_space.rs`).
-    pub(crate) fn open_as(
-        volume: Arc<Volume>,
-        opts: &EngineOptions,
-        new_free_space: bool,
-    ) -> Result<Engine, TxnError> {
+    pub(crate) fn open_as(volume: Arc<Volume>, opts: &EngineOptions, new_free_space: bool) -> Result<Engine, TxnError> {
         let sb = volume.super_block();
         let features = sb.features();
         let blocks = Blocks::new(volume.clone(), opts.cache_bytes);

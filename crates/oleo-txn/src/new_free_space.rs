@@ -107,4 +107,3 @@ impl Staged<'_> {
         self.put(TreeId::FREE_SPACE, &gone)
     }
 }
-

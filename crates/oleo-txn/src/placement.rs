@@ -13,7 +13,9 @@ impl PlacementSource for Inner {
     fn placements(&self, at: Logical, len: ByteLen) -> Result<Vec<Placement>, VolumeError> {
         self.read_placements(at, len).map_err(|error| {
             let text = error.to_string();
-            VolumeError::Corrupt(Box::new(Corruption::new("raid-stripe tree", "places", text, "places of all data").within(at)))
+            VolumeError::Corrupt(Box::new(
+                Corruption::new("raid-stripe tree", "places", text, "places of all data").within(at),
+            ))
         })
     }
 }

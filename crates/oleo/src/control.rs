@@ -37,16 +37,18 @@ pub use invalidation::Invalidation;
 pub use location::Location;
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
 pub use oleo_jobs::{
-    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, DeviceJob,
-    Filters, NewExtent, NewSize, Reclaimed, Removed, Resized, ScrubEnd, ScrubStatus, ScrubWant, Span, Unhealed, What,
+    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented,
+    DeviceJob, Filters, NewExtent, NewSize, Reclaimed, Removed, Resized, ScrubEnd, ScrubStatus, ScrubWant, Span,
+    Unhealed, What,
 };
 pub use reply::{
     DeviceCounts, DeviceErrors, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown,
-    QgroupStats, QuotaShown, Received, ReceivedSubvol, Reply, RowCounts, ScrubShown, SentShown, SizeLine, Stats, Subvol,
-    SubvolShown, UnhealedShown, Usage,
+    QgroupStats, QuotaShown, Received, ReceivedSubvol, Reply, RowCounts, ScrubShown, SentShown, SizeLine, Stats,
+    Subvol, SubvolShown, UnhealedShown, Usage,
 };
 pub use request::{
-    BalanceChange, DeviceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, ScrubChange, SendHow, WhichGroup,
+    BalanceChange, DeviceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, ScrubChange,
+    SendHow, WhichGroup,
 };
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, connect_of, serve, stop};
 

@@ -17,7 +17,8 @@ type Files = BTreeMap<String, Vec<u8>>;
 
 /// A volume of the kernel's with caches of version 1 (of groups of 100 MiB and more there are some), or with a tree.
 fn made(oracle: Oracle, image: &Path, old_cache: bool) -> Result<Files> {
-    let (args, options): (&[&str], _) = if old_cache { (&["-R", "^free-space-tree"], "space_cache=v1") } else { (&[], "") };
+    let (args, options): (&[&str], _) =
+        if old_cache { (&["-R", "^free-space-tree"], "space_cache=v1") } else { (&[], "") };
     oracle.mkfs(args, &[image])?;
     let mounted = oracle.mount(&[image], options)?;
     let mut rng = Rng::new(1);

@@ -49,9 +49,7 @@ fn made(scratch: &Scratch, profile: &str, devices: usize) -> Result<(Vec<PathBuf
     let block = volume.read_block(&NodeExpect::at(root.logical))?;
     let mut extents = Vec::new();
     engine.blocks().scan(&engine.root(TreeId::EXTENT)?.context("extents")?, Key::MIN, Key::MAX, |key, item| {
-        if key.item_type == ItemType::EXTENT_ITEM
-            && ExtentRecord::parse(key, item)?.flags.contains(ExtentFlags::DATA)
-        {
+        if key.item_type == ItemType::EXTENT_ITEM && ExtentRecord::parse(key, item)?.flags.contains(ExtentFlags::DATA) {
             extents.push((key.objectid, key.offset));
         }
         Ok::<_, anyhow::Error>(ControlFlow::Continue(()))

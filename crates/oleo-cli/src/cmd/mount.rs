@@ -50,8 +50,7 @@ impl Args {
             return Err(misuse!("missing argument DIR: the directory to mount {} on", dir.display()));
         }
         let scrub_state = Some(super::scrub::state_dir());
-        let mut options =
-            MountOptions { places: self.others.store.places()?, scrub_state, ..MountOptions::default() };
+        let mut options = MountOptions { places: self.others.store.places()?, scrub_state, ..MountOptions::default() };
         for list in &self.options {
             options.parse(list)?;
         }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use oleo_volume::{ChunkMap, ChunkStripes, Profile, STRIPE_LEN};
 
-use super::plan::{Extent, Fault, Fit, Kind, Live, Plan, Why};
 use super::DeviceScrub;
+use super::plan::{Extent, Fault, Fit, Kind, Live, Plan, Why};
 use super::run::{Job, Run, Task};
 
 /// The most that is read together, bytes.
@@ -115,7 +115,7 @@ pub(super) fn read_stripe(run: &Run<'_>, task: &Task, chunk: ChunkStripes, strip
                 let end = map.physical(stripe, read.offset + read.len).0;
                 let (chunk, plan) = (chunk.clone(), plan.clone());
                 let job = CopyRead { chunk, stripe, plan, offset: read.offset, bytes, failed, parts: read.parts };
-                task.hand_on(run, Job::Copy(job), end);
+                task.hand_on(run, job, end);
             }
         }
         task.pass(run, map.physical(stripe, to).0);
@@ -137,7 +137,7 @@ pub(super) struct CopyRead {
     stripe: usize,
     plan: Arc<Plan>,
     offset: u64,
-    pub bytes: Vec<u8>,
+    bytes: Vec<u8>,
     /// It could not be read as a whole.
     failed: bool,
     parts: Vec<Placed>,
@@ -145,7 +145,7 @@ pub(super) struct CopyRead {
 
 impl CopyRead {
     /// Looks at the bytes, and heals what does not fit.
-    pub fn check(&mut self, run: &Run<'_>) {
+    fn check(&mut self, run: &Run<'_>) {
         let (mut faults, mut counts) = (Vec::new(), DeviceScrub::default());
         for part in std::mem::take(&mut self.parts) {
             counts.add_live(&part.live);
@@ -231,7 +231,8 @@ impl CopyRead {
         if self.chunk.read(self.stripe, offset, &mut there).is_ok() && there == good {
             return Healed::Yes; // a reader was here before
         }
-        if self.chunk.heal(self.stripe, offset, good).is_err() || self.chunk.read(self.stripe, offset, &mut there).is_err()
+        if self.chunk.heal(self.stripe, offset, good).is_err()
+            || self.chunk.read(self.stripe, offset, &mut there).is_err()
         {
             return Healed::No;
         }
@@ -265,6 +266,13 @@ impl CopyRead {
                 }
             }
         }
+    }
+}
+
+impl Job for CopyRead {
+    fn look(mut self: Box<Self>, run: &Run<'_>) -> Vec<Vec<u8>> {
+        self.check(run);
+        vec![self.bytes]
     }
 }
 

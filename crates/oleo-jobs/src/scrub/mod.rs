@@ -1,7 +1,7 @@
 //! Scrub: reads every copy of everything, and parity, verifies it, and heals what is bad from what is good.
 //!
 //! Normal path: (1) [`Scrubber::start`] or [`Scrubber::resume`] asks for a scrub, and leaves it to the caller of [`Scrubber::run`]: the command itself on
-//! an image, a background thread on a mount; (2) `run` reads all devices (`run`, `copies`, `rows`), and keeps its state every few seconds (`record`); (3) at the
+//! an image, a background thread on a mount; (2) `run` reads all devices (`run`, `walk`, `copies`, `rows`), and keeps its state every few seconds (`record`); (3) at the
 //! end the counters of devices are committed.
 //!
 //! ```text
@@ -20,6 +20,7 @@ mod record;
 mod rows;
 mod run;
 mod throttle;
+mod walk;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -557,7 +558,9 @@ impl Scrubber {
         self.keep();
         let orders = Orders { want: &want, devices, alone, offers: offers.as_deref() };
         let synced = if want.repair { self.fs.sync().map(drop) } else { Ok(()) };
-        let worked = synced.map_err(JobError::from).and_then(|()| run::run(&self.fs, &self.shared, &orders, &|| self.keep()));
+        let worked = synced
+            .map_err(JobError::from)
+            .and_then(|()| run::run(&self.fs, &self.shared, &orders, &walk::read_device, &|| self.keep()));
         let is_sound = worked.is_ok() && want.repair && alone && self.mark_sound(&orders.devices);
         let counted = if want.repair { self.write_counters(is_sound) } else { Ok(()) };
         let cancelled = self.state.lock().cancelled;
@@ -708,7 +711,8 @@ impl Scrubber {
     fn known(&self) -> Result<Record, JobError> {
         let Some(dir) = self.dir() else { return Ok(Record::new()) };
         let read = |dir: &Path| record::read(dir, self.fsid);
-        let failed = |error| JobError::refused(errno::EIO, format!("the state of the last scrub cannot be read: {error}"));
+        let failed =
+            |error| JobError::refused(errno::EIO, format!("the state of the last scrub cannot be read: {error}"));
         Ok(read(&dir).map_err(failed)?.unwrap_or_default())
     }
 

@@ -27,9 +27,23 @@ macro_rules! fields {
 }
 
 const COUNTS: [Field; 17] = fields!(
-    data_extents_scrubbed, tree_extents_scrubbed, data_bytes_scrubbed, tree_bytes_scrubbed, read_errors, csum_errors,
-    verify_errors, no_csum, csum_discards, super_errors, malloc_errors, uncorrectable_errors, corrected_errors,
-    last_physical, t_start, t_resumed, duration
+    data_extents_scrubbed,
+    tree_extents_scrubbed,
+    data_bytes_scrubbed,
+    tree_bytes_scrubbed,
+    read_errors,
+    csum_errors,
+    verify_errors,
+    no_csum,
+    csum_discards,
+    super_errors,
+    malloc_errors,
+    uncorrectable_errors,
+    corrected_errors,
+    last_physical,
+    t_start,
+    t_resumed,
+    duration
 );
 const STATES: [Field; 2] = [
     ("canceled", |d| u64::from(d.canceled), |d, v| d.canceled = v != 0),
@@ -126,7 +140,12 @@ mod tests {
         assert!(record[&DevId(1)].canceled && record[&DevId(12)].finished);
         assert_eq!(text(fsid, &record), file);
         assert!(file.contains("|corrected_errors:37|last_physical:40|t_start:43|t_resumed:46|duration:49|canceled:1|"));
-        for bad in ["", "scrub status:2\n", &file.replace("12|", "x|"), &file.replace("data_bytes_scrubbed:7", "data_bytes_scrubbed:-7")] {
+        for bad in [
+            "",
+            "scrub status:2\n",
+            &file.replace("12|", "x|"),
+            &file.replace("data_bytes_scrubbed:7", "data_bytes_scrubbed:-7"),
+        ] {
             assert_eq!(parse(fsid, bad), None, "{bad}");
         }
         let of_another = file.replace("0bc36517", "1bc36517");

@@ -64,7 +64,7 @@ pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe:
                 let count = (1..ROWS_MAX).find(|more| row + more >= last || !is_used(row + more)).unwrap_or(ROWS_MAX);
                 let done = map.physical(stripe, (row + count) * STRIPE_LEN).0;
                 match RowsRead::read(run, &chunk, &plan, row, count) {
-                    Some(read) => task.hand_on(run, Job::Rows(read), done),
+                    Some(read) => task.hand_on(run, read, done),
                     None => return,
                 }
                 row += count;
@@ -88,13 +88,7 @@ pub(super) struct RowsRead {
 
 impl RowsRead {
     /// `None`: the run is to stop.
-    fn read(
-        run: &Run<'_>,
-        chunk: &Arc<ChunkStripes>,
-        plan: &Arc<Plan>,
-        first: u64,
-        count: u64,
-    ) -> Option<RowsRead> {
+    fn read(run: &Run<'_>, chunk: &Arc<ChunkStripes>, plan: &Arc<Plan>, first: u64, count: u64) -> Option<RowsRead> {
         let (total, len) = (chunk.map().stripes.len(), count * STRIPE_LEN);
         for stripe in 0..total {
             if !run.throttle().take(chunk.devid(stripe), len, &|| run.goes_on()) {
@@ -112,12 +106,8 @@ impl RowsRead {
         Some(RowsRead { chunk: chunk.clone(), plan: plan.clone(), first, count, stripes, failed })
     }
 
-    /// The buffers, when they are done with.
-    pub fn into_buffers(self) -> Vec<Vec<u8>> {
-        self.stripes
-    }
-
-    pub fn check(&mut self, run: &Run<'_>) {
+    /// Looks at the rows, and settles those in which something does not fit.
+    fn check(&mut self, run: &Run<'_>) {
         let map = self.chunk.map().clone();
         let mut by_stripe: BTreeMap<usize, DeviceScrub> = BTreeMap::new();
         for row in self.first..self.first + self.count {
@@ -165,6 +155,13 @@ impl RowsRead {
             columns.ranges().all(|(from, to)| sum[from..to] == there[from..to])
         });
         faults.is_empty() && parity_fits
+    }
+}
+
+impl Job for RowsRead {
+    fn look(mut self: Box<Self>, run: &Run<'_>) -> Vec<Vec<u8>> {
+        self.check(run);
+        self.stripes
     }
 }
 
@@ -419,12 +416,7 @@ fn heal_data(
 }
 
 /// Compares parity with data, column by column, and writes it anew where that cannot take anything from anybody.
-fn settle_parity(
-    run: &Run<'_>,
-    plan: &Plan,
-    row: &Row<'_>,
-    counts: &mut BTreeMap<usize, DeviceScrub>,
-) -> bool {
+fn settle_parity(run: &Run<'_>, plan: &Plan, row: &Row<'_>, counts: &mut BTreeMap<usize, DeviceScrub>) -> bool {
     let (chunk, map, data) = (row.chunk, row.chunk.map(), row.data());
     let units: Vec<&[u8]> = row.units[..data].iter().map(Vec::as_slice).collect();
     let sums = sums_of(&units, row.units.len() - data);

@@ -1,6 +1,6 @@
 //! One scrub, from the first byte of each device to the last.
 //!
-//! A thread of each device reads: its superblocks, then its stripes in their order on it (`copies`). A chunk with parity is read by one of its devices, of
+//! A thread of each device reads (`walk`): its superblocks, then its stripes in their order on it (`copies`). A chunk with parity is read by one of its devices, of
 //! all of them (`rows`); the others wait there, so that what lies before a device's place is done. Threads for all cores look at what was read. A device's
 //! place is the end of what was read before everything that is still being looked at.
 //!
@@ -8,6 +8,7 @@
 //! for the throttle; a wait for another device is always for one of a lower number.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -16,11 +17,9 @@ use oleo_format::{DevId, Generation, Logical, NodeExpect};
 use oleo_fs::Fs;
 use oleo_lock::{Mutex, rank};
 use oleo_space::HoldWant;
-use oleo_volume::{ChunkMap, ChunkStripes, Volume, read_mirrors};
+use oleo_volume::{ChunkMap, Volume};
 
-use super::copies::{self, CopyRead};
 use super::plan::{Fault, Fit, Kind, Live, Plan, Why};
-use super::rows::{self, RowsRead};
 use super::throttle::Throttle;
 use super::{Candidates, DeviceScrub, ScrubWant, Shared, Wanted};
 use crate::JobError;
@@ -29,20 +28,21 @@ use crate::JobError;
 const KEEP_EVERY: Duration = Duration::from_secs(5);
 /// How often those who wait look.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// How often a superblock that is not as expected is looked at again, since it may be being written.
-const SUPER_LOOKS_MAX: usize = 5;
 /// Reads that wait to be looked at, for each core.
 const AHEAD_PER_CORE: usize = 2;
 
 /// What was read, to be looked at.
-pub(super) enum Job {
-    Copy(CopyRead),
-    Rows(RowsRead),
+pub(super) trait Job: Send {
+    /// Looks at it, and heals what is bad; returns the buffers.
+    fn look(self: Box<Self>, run: &Run<'_>) -> Vec<Vec<u8>>;
 }
+
+/// What reads a device: the task, the chunks as they were at the beginning, the devices that are read, and where to begin.
+pub(super) type ReadDevice = dyn Fn(&Run<'_>, &Task, &[Arc<ChunkMap>], &BTreeMap<DevId, u64>, u64) + Sync;
 
 /// A job, and what is done with it.
 struct Given {
-    job: Job,
+    job: Box<dyn Job>,
     devid: DevId,
     number: u64,
     end: u64,
@@ -83,10 +83,10 @@ pub(super) struct Task {
 
 impl Task {
     /// Has a job done; afterwards the device is done up to `end`, if all before is.
-    pub fn hand_on(&self, run: &Run<'_>, job: Job, end: u64) {
+    pub fn hand_on(&self, run: &Run<'_>, job: impl Job + 'static, end: u64) {
         let number = run.shared.progress.lock().order(self.devid).give();
         // All who look have panicked if nobody takes it, which is reported where they are waited for.
-        let _ = self.jobs.send(Given { job, devid: self.devid, number, end });
+        let _ = self.jobs.send(Given { job: Box::new(job), devid: self.devid, number, end });
     }
 
     /// There is nothing to be read up to `end`.
@@ -121,7 +121,13 @@ pub(super) struct Orders<'a> {
 }
 
 /// Scrubs; `keep` is called every few seconds. What could not be looked at is the error, when all else is done.
-pub(super) fn run(fs: &Fs, shared: &Shared, orders: &Orders<'_>, keep: &dyn Fn()) -> Result<(), JobError> {
+pub(super) fn run(
+    fs: &Fs,
+    shared: &Shared,
+    orders: &Orders<'_>,
+    read_device: &ReadDevice,
+    keep: &dyn Fn(),
+) -> Result<(), JobError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let run = Run {
         fs,
@@ -147,7 +153,7 @@ pub(super) fn run(fs: &Fs, shared: &Shared, orders: &Orders<'_>, keep: &dyn Fn()
             let (run, chunks, left) = (&run, &chunks, Leaves(&left, shared));
             threads.spawn(move || {
                 let _left = left;
-                run.device(&task, chunks, &orders.devices, from);
+                read_device(run, &task, chunks, &orders.devices, from);
             });
         }
         drop(jobs);
@@ -176,7 +182,7 @@ impl Drop for Leaves<'_> {
 }
 
 impl Run<'_> {
-    pub fn volume(&self) -> &std::sync::Arc<Volume> {
+    pub fn volume(&self) -> &Arc<Volume> {
         self.fs.engine().volume()
     }
 
@@ -288,16 +294,7 @@ impl Run<'_> {
 
     /// Looks at what was read.
     fn look_at(&self, given: Given) {
-        let buffers = match given.job {
-            Job::Copy(mut read) => {
-                read.check(self);
-                vec![read.bytes]
-            }
-            Job::Rows(mut read) => {
-                read.check(self);
-                read.into_buffers()
-            }
-        };
+        let buffers = given.job.look(self);
         for buffer in buffers {
             // Full: there are enough.
             let _ = self.spare.0.try_send(buffer);
@@ -305,79 +302,22 @@ impl Run<'_> {
         self.reached(given.devid, given.number, given.end);
     }
 
-    /// Reads a device.
-    fn device(&self, task: &Task, chunks: &[std::sync::Arc<ChunkMap>], devices: &BTreeMap<DevId, u64>, from: u64) {
-        if from == 0 {
-            self.superblocks(task.devid);
-        }
-        let of_chunk = |chunk: &std::sync::Arc<ChunkMap>| {
-            let mine = chunk.stripes.iter().enumerate().filter(|(_, stripe)| stripe.devid == task.devid);
-            mine.map(|(nth, stripe)| (stripe.offset.0, chunk.start, nth)).collect::<Vec<_>>()
-        };
-        let mut stripes: Vec<(u64, Logical, usize)> = chunks.iter().flat_map(of_chunk).collect();
-        stripes.sort_unstable();
-        for (physical, start, stripe) in stripes {
-            if !self.goes_on() {
-                return;
-            }
-            // One that is gone, or is another one by now, was emptied meanwhile.
-            let Ok(chunk) = self.volume().stripes_of(start) else { continue };
-            let is_same = chunk.map().start == start
-                && chunk.map().stripes.get(stripe).is_some_and(|s| (s.devid, s.offset.0) == (task.devid, physical));
-            let end = physical.saturating_add(chunk.map().stripe_bytes().0);
-            if !is_same || end <= from {
-                continue;
-            }
-            let skip = from.saturating_sub(physical);
-            if !chunk.map().profile.has_parity() {
-                copies::read_stripe(self, task, chunk, stripe, skip);
-            } else if reads_for_all(&chunk, devices) == Some(task.devid) {
-                rows::read_rows(self, task, chunk, stripe, skip);
-                self.whole.lock().insert(start);
-            } else {
-                self.wait_for(start);
-            }
-        }
-        if self.goes_on() {
-            self.shared.progress.lock().device(task.devid).finished = true;
-        }
+    /// A chunk with parity has been read, by the thread of one of its devices.
+    pub fn chunk_done(&self, chunk: Logical) {
+        self.whole.lock().insert(chunk);
     }
 
     /// Waits until a chunk has been read by another device's thread.
-    fn wait_for(&self, chunk: Logical) {
+    pub fn wait_for(&self, chunk: Logical) {
         while self.goes_on() && !self.whole.lock().contains(&chunk) {
             std::thread::sleep(LOOK_EVERY);
         }
     }
 
-    /// Looks at the superblocks of a device. Those that are wrong are written anew by the commit at the end.
-    fn superblocks(&self, devid: DevId) {
-        let Some(device) = self.volume().device(devid) else { return };
-        let fsid = self.volume().super_block().fsid;
-        let is_stale = self.volume().devices().iter().any(|info| info.devid == devid && (info.stale || info.seed));
-        let mut bad = 0;
-        for look in 1..=SUPER_LOOKS_MAX {
-            let newest = self.volume().super_block().generation.get();
-            // The other mirrors come after the first.
-            let oldest = if is_stale { 0 } else { newest.saturating_sub(u64::from(!self.alone)) };
-            let mirrors = read_mirrors(&*device);
-            let is_bad = |(_, mirror): &&(u64, Result<oleo_format::SuperBlock, _>)| {
-                mirror.as_ref().map_or(true, |sb| (sb.fsid != fsid && !is_stale) || sb.generation.get() < oldest)
-            };
-            bad = mirrors.iter().filter(is_bad).count() as u64;
-            if bad == 0 || look == SUPER_LOOKS_MAX {
-                break;
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        if bad > 0 {
-            self.add(devid, &DeviceScrub { super_errors: bad, ..DeviceScrub::default() });
+    /// All of a device has been read.
+    pub fn device_done(&self, devid: DevId) {
+        if self.goes_on() {
+            self.shared.progress.lock().device(devid).finished = true;
         }
     }
-}
-
-/// Which device's thread reads a chunk with parity: of those that are scrubbed, and there, that of the lowest number.
-fn reads_for_all(chunk: &ChunkStripes, devices: &BTreeMap<DevId, u64>) -> Option<DevId> {
-    let stripes = 0..chunk.map().stripes.len();
-    stripes.filter(|&stripe| chunk.is_present(stripe)).map(|s| chunk.devid(s)).filter(|d| devices.contains_key(d)).min()
 }

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use oleo_format::{ByteLen, DevId, Generation, Ino, TreeId};
 use oleo_fs::{SubvolInfo, Time};
-use oleo_jobs::{BalanceStatus, Defragmented, DeviceJob, NewExtent, Reclaimed, Removed, Resized, ScrubStatus, SubvolSize, Unhealed};
+use oleo_jobs::{
+    BalanceStatus, Defragmented, DeviceJob, NewExtent, Reclaimed, Removed, Resized, ScrubStatus, SubvolSize, Unhealed,
+};
 use oleo_stream::Sent;
 use oleo_stream::receive::Report;
 use oleo_volume::{DeviceInfo, RowStats};

@@ -117,7 +117,10 @@ impl Candidates for Sources {
                 let both = [Some(name.as_slice()), inside.filter(|_| referrer.tree != TreeId::FS)];
                 for path in both.into_iter().flatten() {
                     for source in &self.0 {
-                        if source.read(path, made.at, made.len).is_some_and(|bytes| offer(fs, &made, wanted, bytes, fits)) {
+                        if source
+                            .read(path, made.at, made.len)
+                            .is_some_and(|bytes| offer(fs, &made, wanted, bytes, fits))
+                        {
                             return;
                         }
                     }

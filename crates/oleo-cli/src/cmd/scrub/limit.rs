@@ -1,7 +1,7 @@
 //! `oleo scrub limit`
 
-use oleo::format::DevId;
 use oleo::control::{Request, ScrubChange};
+use oleo::format::DevId;
 
 use super::look;
 use crate::args;

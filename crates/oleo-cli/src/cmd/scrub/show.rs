@@ -187,6 +187,9 @@ mod tests {
     fn as_btrfs_has_it() {
         assert_eq!(date(1_795_591_123), "Wed Nov 25 07:18:43 2026");
         assert_eq!(date(0), "Thu Jan  1 00:00:00 1970");
-        assert_eq!((duration(0), duration(3_725), duration(360_000)), ("0:00:00".into(), "1:02:05".into(), "100:00:00".into()));
+        assert_eq!(
+            (duration(0), duration(3_725), duration(360_000)),
+            ("0:00:00".into(), "1:02:05".into(), "100:00:00".into())
+        );
     }
 }

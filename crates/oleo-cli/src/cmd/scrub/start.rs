@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use oleo::control::{Reply, Request, ScrubChange, ScrubEnd, ScrubShown, ScrubWant};
-use oleo::scrub::Scrubber;
 use oleo::ErrorKind;
+use oleo::control::{Reply, Request, ScrubChange, ScrubEnd, ScrubShown, ScrubWant};
 use oleo::format::DevId;
+use oleo::scrub::Scrubber;
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -124,7 +124,11 @@ fn follow(on: &VolumeArg, how: &How, out: &Out, change: ScrubChange, from: &[Pat
     };
     if target.is_mount() && !how.foreground {
         let fsid = look(on, &target, false)?.fsid;
-        out.note(format!("scrub {} on {}, fsid {fsid}", if is_resumed { "resumed" } else { "started" }, on.path.display()));
+        out.note(format!(
+            "scrub {} on {}, fsid {fsid}",
+            if is_resumed { "resumed" } else { "started" },
+            on.path.display()
+        ));
         return Ok(());
     }
     match &target {
@@ -175,7 +179,8 @@ fn wait(on: &VolumeArg, target: &Target, out: &Out, number: u64) -> anyhow::Resu
 /// How far it is, on one line.
 fn line(status: &oleo::control::ScrubStatus) -> String {
     let total = status.total();
-    let mut line = format!("{} of about {}, {} errors", human(total.bytes()), human(total.expected_bytes), total.errors());
+    let mut line =
+        format!("{} of about {}, {} errors", human(total.bytes()), human(total.expected_bytes), total.errors());
     if let Some(left) = status.remaining_ms {
         line.push_str(&format!(", about {} s left", left.div_ceil(1000)));
     }
