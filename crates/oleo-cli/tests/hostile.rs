@@ -24,6 +24,8 @@ const TIME_MAX: Duration = Duration::from_secs(60);
 const MEMORY_MAX_KIB: u64 = 1 << 20;
 /// What may be written out of an image with some MiB in it.
 const ROOM: &str = "size=64M";
+/// Commands that each image is given to.
+const COMMANDS: usize = 9;
 /// How often a child is looked at.
 const POLL: Duration = Duration::from_millis(2);
 
@@ -122,7 +124,7 @@ impl Fixture {
         let (image, out) = (self.image.to_str().unwrap(), self.small.0.join("stdout"));
         let tree = self.small.0.join("tree");
         let tree = tree.to_str().unwrap();
-        let lines: [&[&str]; 8] = [
+        let lines: [&[&str]; COMMANDS] = [
             &["check", image],
             &["ls", "-lR", image],
             &["restore", image, tree],
@@ -131,6 +133,7 @@ impl Fixture {
             &["subvolume", "list", image],
             &["inspect", "dump-tree", image],
             &["filesystem", "du", image, "/"],
+            &["map", image],
         ];
         let mut content = 0;
         for args in lines {
@@ -187,7 +190,7 @@ impl Fixture {
 
 /// The sound image is read by all, or the tests below would prove nothing.
 fn sound(bed: &Fixture) {
-    assert_eq!(bed.commands("sound"), 8, "all are content with the sound image");
+    assert_eq!(bed.commands("sound"), COMMANDS as u32, "all are content with the sound image");
 }
 
 /// Goal: as above, where the lies are such as readers follow: circles, absurd sizes, last numbers, names that are paths.
@@ -204,7 +207,7 @@ fn lies_end() {
             let what = format!("{lie:?}, seed {seed}");
             let damage = bed.rot.lie(lie, &mut Rng::new(seed)).unwrap().expect("the image has all that it takes");
             let inflicted = bed.inflict(&damage);
-            noticed += u32::from(bed.commands(&what) < 8);
+            noticed += u32::from(bed.commands(&what) < COMMANDS as u32);
             mounted += u32::from(bed.programs(&what));
             drop(inflicted);
         }

@@ -12,7 +12,7 @@ mod text;
 
 pub use draw::{to_html, to_svg};
 pub use map::{
-    Cells, DeviceBar, Finding, Findings, Generations, Group, Map, MapError, MapOptions, PathNode, Paths, Sample, Set, Sharing,
-    Space, Stripe, Subvol,
+    Cells, DeviceBar, Finding, Findings, Generations, Group, Map, MapError, MapOptions, PathNode, Paths, Sample, Set,
+    Sharing, Space, Stripe, Subvol,
 };
 pub use text::{human, name_text};

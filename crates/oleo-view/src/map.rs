@@ -13,6 +13,7 @@ mod cells;
 mod devices;
 mod error;
 mod findings;
+mod options;
 mod paths;
 mod shares;
 mod sharing;
@@ -28,33 +29,10 @@ pub use cells::Cells;
 pub use devices::{DeviceBar, Group, Stripe};
 pub use error::MapError;
 pub use findings::{Finding, Findings};
+pub use options::{MapOptions, Sample};
 pub use paths::{PathNode, Paths};
 pub use sharing::{Set, Sharing, Subvol};
 pub use space::{Generations, Space};
-
-/// How a map is made.
-#[derive(Clone, Debug)]
-pub struct MapOptions {
-    /// About how many bytes of memory tables may take; a sample is taken of what does not fit.
-    pub table_bytes: u64,
-    /// Leaves out who reaches what and the paths, which takes reading all trees of files.
-    pub space_only: bool,
-}
-
-impl Default for MapOptions {
-    fn default() -> MapOptions {
-        MapOptions { table_bytes: 256 << 20, space_only: false }
-    }
-}
-
-/// How data extents were sampled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Sample {
-    /// One of so many data extents was looked at, chosen by its address; numbers are multiplied by this.
-    pub one_in: u64,
-    /// So many were looked at.
-    pub extents: u64,
-}
 
 /// A map of a volume. All sizes are in bytes; data counts as it is on disk, each copy once, unless said otherwise.
 #[derive(Clone, Debug, Serialize)]
@@ -107,7 +85,8 @@ impl Map {
         let mut paths = Paths::default();
         let mut sample = None;
         if !options.space_only {
-            let shares = shares::Shares::read(inspector, &roots, &sharing.tracked(), space.blocks(), options, &mut notes)?;
+            let shares =
+                shares::Shares::read(inspector, &roots, &sharing.tracked(), space.blocks(), options, &mut notes)?;
             sharing.fill(&shares);
             space.fill(&shares);
             paths = paths::read(inspector, &roots, &sharing, &shares, &mut notes);

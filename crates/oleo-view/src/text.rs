@@ -67,7 +67,10 @@ mod tests {
     fn sizes_and_days() {
         assert_eq!((human(0), human(1023), human(1536)), ("0 B".into(), "1023 B".into(), "1.50 KiB".into()));
         assert_eq!(human(u64::MAX), "16.00 EiB");
-        assert_eq!((day(0), day(951_782_400), day(-1)), ("1970-01-01".into(), "2000-02-29".into(), "1969-12-31".into()));
+        assert_eq!(
+            (day(0), day(951_782_400), day(-1)),
+            ("1970-01-01".into(), "2000-02-29".into(), "1969-12-31".into())
+        );
         assert!(!day(i64::MAX).is_empty() && !day(i64::MIN).is_empty());
     }
 }

@@ -19,11 +19,13 @@ fn snapshots_as_the_kernel_counts_them() {
     let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
     btrfs(&["subvolume", "create", &at("v")]);
     for n in 0..200u32 {
-        let bytes: Vec<u8> = (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(n * 77) >> 13) as u8).collect();
+        let bytes: Vec<u8> =
+            (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(n * 77) >> 13) as u8).collect();
         std::fs::write(dir.join(format!("v/f{n}")), bytes).unwrap();
     }
     for n in 0..64u32 {
-        let bytes: Vec<u8> = (0..30_000u32).map(|i| (i.wrapping_mul(40_503).wrapping_add(n * 7919) >> 7) as u8).collect();
+        let bytes: Vec<u8> =
+            (0..30_000u32).map(|i| (i.wrapping_mul(40_503).wrapping_add(n * 7919) >> 7) as u8).collect();
         std::fs::write(dir.join(format!("v/f{}", n % 200)), &bytes).unwrap();
         btrfs(&["subvolume", "snapshot", "-r", &at("v"), &at(&format!("s{n}"))]);
     }

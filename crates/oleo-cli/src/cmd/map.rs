@@ -72,7 +72,8 @@ impl Args {
         let source = Source::find(&self.path, &self.others)?;
         let mut map = source.map(&MapOptions { table_bytes: self.memory, space_only: self.space_only })?;
         if self.check {
-            let report = oleo::check::image(&source.image, &source.options, Start::default(), &CheckOptions::default())?;
+            let report =
+                oleo::check::image(&source.image, &source.options, Start::default(), &CheckOptions::default())?;
             map.add_findings(Findings::of_check(&report));
         }
         findings.into_iter().for_each(|found| map.add_findings(found));
@@ -84,9 +85,8 @@ impl Args {
         match &self.output {
             None => print_or_end(text.as_bytes()),
             Some(path) => {
-                fs::write(path, &text).map_err(|error| {
-                    anyhow::Error::new(error).context(format!("cannot write {}", path.display()))
-                })?;
+                fs::write(path, &text)
+                    .map_err(|error| anyhow::Error::new(error).context(format!("cannot write {}", path.display())))?;
                 out.note(format!("{}: {}", path.display(), human(text.len() as u64)));
             }
         }

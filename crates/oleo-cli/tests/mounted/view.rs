@@ -20,7 +20,8 @@ struct Explorer {
 impl Explorer {
     fn start(mount: &Mount, what: &str) -> Explorer {
         let mut command = Command::new(env!("CARGO_BIN_EXE_oleo"));
-        let mut child = command.current_dir(mount.dir()).args(["explore", what]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            command.current_dir(mount.dir()).args(["explore", what]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let (host, token) = line.trim().strip_prefix("http://").expect("an address").split_once('/').unwrap();
@@ -68,9 +69,14 @@ fn live() {
     let map = json(&dir, &["map", "--json", "m"]);
     let usage = json(&dir, &["filesystem", "usage", "--json", "m"]);
     for group in usage["groups"].as_array().unwrap() {
-        let of: Vec<&Value> = map["groups"].as_array().unwrap().iter().filter(|of| of["type"] == group["type"]).collect();
+        let of: Vec<&Value> =
+            map["groups"].as_array().unwrap().iter().filter(|of| of["type"] == group["type"]).collect();
         let sum = |field: &str| of.iter().map(|of| of[field].as_u64().unwrap()).sum::<u64>();
-        assert_eq!((sum("len"), sum("used")), (group["total"].as_u64().unwrap(), group["used"].as_u64().unwrap()), "{group}");
+        assert_eq!(
+            (sum("len"), sum("used")),
+            (group["total"].as_u64().unwrap(), group["used"].as_u64().unwrap()),
+            "{group}"
+        );
     }
     let frees = json(&dir, &["filesystem", "du", "--json", "--set", "m/v", "m"])["frees"].as_u64().unwrap();
     let subvols = map["sharing"]["subvols"].as_array().unwrap();
@@ -106,7 +112,11 @@ fn live() {
         assert!(began.elapsed() < Duration::from_secs(300), "{read}");
     }
     balanced.join().unwrap();
-    assert_eq!(before["errors"], explorer.json("api/live")["errors"], "reading beside a mount is no error of its devices");
+    assert_eq!(
+        before["errors"],
+        explorer.json("api/live")["errors"],
+        "reading beside a mount is no error of its devices"
+    );
     // It ends when it is told to, and as a success.
     ok(&dir, &["version"]);
     let mut explorer = explorer;

@@ -76,7 +76,13 @@ pub(super) fn devices(map: &Map) -> Picture {
     }
     let rows = map.devices.iter().map(|d| {
         let free = d.size.saturating_sub(d.allocated);
-        vec![d.devid.to_string(), if d.missing { "missing".into() } else { d.name.clone() }, human(d.size), human(d.allocated), human(free)]
+        vec![
+            d.devid.to_string(),
+            if d.missing { "missing".into() } else { d.name.clone() },
+            human(d.size),
+            human(d.allocated),
+            human(free),
+        ]
     });
     Picture {
         id: "devices".into(),
@@ -125,7 +131,11 @@ fn parts(map: &Map, devid: u64, largest: u64) -> Vec<Part<'_>> {
 pub(super) fn groups(map: &Map) -> Picture {
     const HEIGHT: f64 = 160.0;
     let mut body = Body::default();
-    body.legend(0.0, 14.0, &[("data", "data"), ("metadata", "metadata"), ("system", "system"), ("mixed", "mixed"), ("free", "free")]);
+    body.legend(
+        0.0,
+        14.0,
+        &[("data", "data"), ("metadata", "metadata"), ("system", "system"), ("mixed", "mixed"), ("free", "free")],
+    );
     let each = map.groups.len().div_ceil(BARS_MAX).max(1);
     let bars: Vec<&[Group]> = map.groups.chunks(each).collect();
     let w = (WIDTH / bars.len().max(1) as f64).min(60.0);
@@ -156,7 +166,15 @@ pub(super) fn groups(map: &Map) -> Picture {
         }
         let used = group.used.map_or_else(|| "not known".into(), human);
         let part = group.used.map_or_else(|| "–".into(), |used| percent(used, group.len));
-        vec![group.start.to_string(), group.kind.into(), group.profile.into(), human(group.len), used, part, devices.join(", ")]
+        vec![
+            group.start.to_string(),
+            group.kind.into(),
+            group.profile.into(),
+            human(group.len),
+            used,
+            part,
+            devices.join(", "),
+        ]
     });
     let mut sums: std::collections::BTreeMap<(&str, &str), (u64, u64, u64)> = std::collections::BTreeMap::new();
     for group in &map.groups {

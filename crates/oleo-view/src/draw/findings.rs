@@ -43,5 +43,13 @@ pub(super) fn findings(map: &Map) -> Picture {
     let mut table = Table::new("Findings", &["severity", "kind", "where", "path", "what"], rows);
     table.left_out += usize::try_from(found.left_out).unwrap_or(usize::MAX);
     let tables = if found.list.is_empty() { Vec::new() } else { vec![table] };
-    Picture { id: "findings".into(), title: "Findings".into(), about, width: 1100, height: y as u32 + 20, body: body.0, tables }
+    Picture {
+        id: "findings".into(),
+        title: "Findings".into(),
+        about,
+        width: 1100,
+        height: y as u32 + 20,
+        body: body.0,
+        tables,
+    }
 }

@@ -46,8 +46,11 @@ fn set_label(map: &Map, set: &Set) -> String {
 
 pub(super) fn flow(map: &Map) -> Picture {
     let sharing = &map.sharing;
-    let mut largest: Vec<(u64, u64)> =
-        sharing.subvols.iter().filter_map(|subvol| Some((subvol.reached.filter(|bytes| *bytes > 0)?, subvol.id))).collect();
+    let mut largest: Vec<(u64, u64)> = sharing
+        .subvols
+        .iter()
+        .filter_map(|subvol| Some((subvol.reached.filter(|bytes| *bytes > 0)?, subvol.id)))
+        .collect();
     largest.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
     largest.truncate(LEFT_MAX);
     largest.sort_by_key(|(_, id)| *id);
@@ -104,9 +107,20 @@ pub(super) fn flow(map: &Map) -> Picture {
         let (h, w) = (width.max(0.6) / 2.0, number);
         let d = format!(
             "M250 {}C500 {} 500 {} 750 {}V{}C500 {} 500 {} 250 {}z",
-            w(y - h), w(y - h), w(z - h), w(z - h), w(z + h), w(z + h), w(y + h), w(y + h)
+            w(y - h),
+            w(y - h),
+            w(z - h),
+            w(z - h),
+            w(z + h),
+            w(z + h),
+            w(y + h),
+            w(y + h)
         );
-        body.path(&d, &format!("{class} link"), &format!("{}: {} of {}", left[*from].label, human(*bytes), right[*to].label));
+        body.path(
+            &d,
+            &format!("{class} link"),
+            &format!("{}: {} of {}", left[*from].label, human(*bytes), right[*to].label),
+        );
         right[*to].taken += width;
     }
     for (ends, x, label_x, class) in [(&left, 240.0, 234.0, "s e"), (&right, 750.0, 766.0, "s")] {

@@ -30,7 +30,9 @@ fn cut([x, y, w, h]: [f64; 4], sizes: &[u64]) -> Vec<[f64; 4]> {
             (side * side / last.max(1e-9)).max(first / (side * side).max(1e-9))
         };
         let (mut end, mut sum) = (at + 1, areas[at]);
-        while end < areas.len() && worst(sum + areas[end], areas[at], areas[end]) <= worst(sum, areas[at], areas[end - 1]) {
+        while end < areas.len()
+            && worst(sum + areas[end], areas[at], areas[end]) <= worst(sum, areas[at], areas[end - 1])
+        {
             sum += areas[end];
             end += 1;
         }
@@ -92,7 +94,11 @@ pub(super) fn treemap(map: &Map) -> Picture {
         }
         for (n, part) in cut(inner, &sizes).into_iter().enumerate() {
             if node.rest > 0 && n == rest {
-                body.rect(part, "bar box", &format!("{path}: {} in files that are not drawn one by one", human(node.rest)));
+                body.rect(
+                    part,
+                    "bar box",
+                    &format!("{path}: {} in files that are not drawn one by one", human(node.rest)),
+                );
                 continue;
             }
             let n = if node.rest > 0 && n > rest { n - 1 } else { n };
@@ -105,7 +111,9 @@ pub(super) fn treemap(map: &Map) -> Picture {
     });
     let mut table = Table::new("Paths", &["path", "holds alone", "of all", "files"], rows);
     table.left_out += usize::try_from(map.paths.left_out).unwrap_or(usize::MAX);
-    let sampled = map.sample.map_or_else(String::new, |sample| format!(" An estimate from one of {} data extents.", sample.one_in));
+    let sampled = map
+        .sample
+        .map_or_else(String::new, |sample| format!(" An estimate from one of {} data extents.", sample.one_in));
     Picture {
         id: "paths".into(),
         title: "Paths by what they alone hold".into(),
@@ -126,7 +134,8 @@ mod tests {
     /// Goal: the parts fill the rectangle, in proportion, without overlapping, for falling sizes of any spread.
     #[test]
     fn parts_fill_the_whole() {
-        for sizes in [vec![1], vec![6, 6, 4, 3, 2, 2, 1], vec![1 << 50, 1, 1, 0], (0..500).rev().collect::<Vec<u64>>()] {
+        for sizes in [vec![1], vec![6, 6, 4, 3, 2, 2, 1], vec![1 << 50, 1, 1, 0], (0..500).rev().collect::<Vec<u64>>()]
+        {
             let whole = [10.0, 20.0, 300.0, 200.0];
             let parts = cut(whole, &sizes);
             assert_eq!(parts.len(), sizes.len());

@@ -80,7 +80,8 @@ fn pieces(cell_bytes: u64) -> Colouring {
     Colouring {
         id: "fragmentation",
         title: "Space by fragmentation",
-        about: "The mean size of the extents and runs of free space that begin in a cell: the lighter, the smaller.".into(),
+        about: "The mean size of the extents and runs of free space that begin in a cell: the lighter, the smaller."
+            .into(),
         class: Box::new(move |cells, n| {
             if taken(cells, n) == 0 {
                 return None;
@@ -104,12 +105,18 @@ fn pieces(cell_bytes: u64) -> Colouring {
 
 pub(super) fn all(map: &Map) -> Vec<Picture> {
     let generation = map.generation;
-    let sampled = map.sample.map_or_else(String::new, |sample| format!(" An estimate from one of {} data extents.", sample.one_in));
+    let sampled = map
+        .sample
+        .map_or_else(String::new, |sample| format!(" An estimate from one of {} data extents.", sample.one_in));
     let mut all = vec![
         kinds(),
-        amounts("age", "Space by age", "The mean generation of what is in a cell: the lighter, the newer.", ("oldest", "newest"), move |cells, n| {
-            (taken(cells, n) > 0).then_some((cells.generation[n], generation))
-        }),
+        amounts(
+            "age",
+            "Space by age",
+            "The mean generation of what is in a cell: the lighter, the newer.",
+            ("oldest", "newest"),
+            move |cells, n| (taken(cells, n) > 0).then_some((cells.generation[n], generation)),
+        ),
         amounts(
             "shared",
             "Space by sharing",
@@ -193,7 +200,11 @@ fn draw(map: &Map, colouring: &Colouring) -> Picture {
         body.path(&cross, "mark", &title);
     }
     match &colouring.scale {
-        None => body.legend(0.0, SIDE + 24.0, &[("data", "data"), ("metadata", "metadata"), ("system", "system"), ("free", "free")]),
+        None => body.legend(
+            0.0,
+            SIDE + 24.0,
+            &[("data", "data"), ("metadata", "metadata"), ("system", "system"), ("free", "free")],
+        ),
         Some((low, high)) => body.scale(0.0, SIDE + 24.0, low, high),
     }
     let cells = format!("A cell is {}; addresses follow a Hilbert curve from the top left.", human(space.cell_bytes));
@@ -213,6 +224,10 @@ fn draw(map: &Map, colouring: &Colouring) -> Picture {
         width: SIDE as u32,
         height: SIDE as u32 + 70,
         body: body.0,
-        tables: vec![Table::new(colouring.title, &["in the cell", "cells", "bytes in them", "of all"], rows.into_iter())],
+        tables: vec![Table::new(
+            colouring.title,
+            &["in the cell", "cells", "bytes in them", "of all"],
+            rows.into_iter(),
+        )],
     }
 }

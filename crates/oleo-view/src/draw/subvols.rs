@@ -134,11 +134,18 @@ pub(super) fn matrix(map: &Map) -> Picture {
     let bottom = 30.0 + n as f64 * size + 24.0;
     body.scale(left, bottom, "nothing", "all of the row's is in the column's too");
     if n < map.sharing.subvols.len() {
-        body.text(left, bottom + 20.0, "d", &format!("The {n} subvolumes that reach most, of {}.", map.sharing.subvols.len()));
+        body.text(
+            left,
+            bottom + 20.0,
+            "d",
+            &format!("The {n} subvolumes that reach most, of {}.", map.sharing.subvols.len()),
+        );
     }
     pairs.sort_by(|a, b| b.cmp(a));
     pairs.truncate(PAIRS_MAX);
-    let called = |id: u64| map.sharing.subvol(id).map_or_else(|| id.to_string(), |subvol| format!("{id} {}", shortened(&name(subvol), 60)));
+    let called = |id: u64| {
+        map.sharing.subvol(id).map_or_else(|| id.to_string(), |subvol| format!("{id} {}", shortened(&name(subvol), 60)))
+    };
     let rows = pairs.iter().map(|(bytes, a, b)| {
         let whole = map.sharing.subvol(*a).and_then(|subvol| subvol.reached).unwrap_or(0);
         vec![called(*a), called(*b), human(*bytes), percent(*bytes, whole)]

@@ -86,7 +86,8 @@ impl Body {
     }
 
     pub fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
-        let _ = write!(self.0, "<text x=\"{}\" y=\"{}\" class=\"{class}\">{}</text>", number(x), number(y), escaped(text));
+        let _ =
+            write!(self.0, "<text x=\"{}\" y=\"{}\" class=\"{class}\">{}</text>", number(x), number(y), escaped(text));
     }
 
     pub fn path(&mut self, d: &str, class: &str, title: &str) {

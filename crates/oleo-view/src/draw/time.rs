@@ -12,7 +12,8 @@ const HEIGHT: f64 = 220.0;
 
 pub(super) fn generations(map: &Map) -> Picture {
     let generations = &map.generations;
-    let sums: Vec<u64> = generations.data.iter().zip(&generations.metadata).map(|(a, b)| a.saturating_add(*b)).collect();
+    let sums: Vec<u64> =
+        generations.data.iter().zip(&generations.metadata).map(|(a, b)| a.saturating_add(*b)).collect();
     let most = sums.iter().copied().max().unwrap_or(0).max(1);
     let mut body = Body::default();
     body.legend(0.0, 14.0, &[("data", "data"), ("metadata", "metadata")]);
@@ -47,7 +48,8 @@ pub(super) fn generations(map: &Map) -> Picture {
     let mut last_day_at = f64::MIN;
     for (bar, made) in &marks {
         let x = (*bar as f64 + 0.5) * w;
-        let mut title: Vec<String> = made.iter().take(8).map(|made| format!("{} in {}", called(made.2), made.0)).collect();
+        let mut title: Vec<String> =
+            made.iter().take(8).map(|made| format!("{} in {}", called(made.2), made.0)).collect();
         if made.len() > 8 {
             title.push(format!("{} more", made.len() - 8));
         }
@@ -85,5 +87,5 @@ pub(super) fn generations(map: &Map) -> Picture {
 
 fn span(map: &Map, bar: usize) -> (u64, u64) {
     let from = bar as u64 * map.generations.per_bar;
-    (from, (from + map.generations.per_bar - 1).min(map.generation))
+    (from, from.saturating_add(map.generations.per_bar - 1).min(map.generation))
 }

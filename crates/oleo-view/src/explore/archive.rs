@@ -10,7 +10,7 @@ use oleo::restore::{RestoreOptions, restore_to_tar};
 use super::body::Pieces;
 use super::files::{copy, named};
 use super::query::{Query, Refused};
-use super::routes::Reply;
+use super::reply::Reply;
 use super::volume::{Current, refused};
 use super::zip::{Entry, Zip};
 

@@ -12,7 +12,7 @@ use oleo::layers::format::Ino;
 use serde_json::{Value, json};
 
 use super::query::{Query, Refused};
-use super::routes::Reply;
+use super::reply::Reply;
 use super::volume::Current;
 use crate::name_text;
 
@@ -37,7 +37,8 @@ pub(super) fn check(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, R
             if out.1.elapsed() > TOLD_EVERY {
                 out.1 = Instant::now();
                 // Nobody may read any more; the check ends by itself.
-                let _ = out.0.line(&json!({ "what": progress.what, "done": progress.done, "expected": progress.expected }));
+                let _ =
+                    out.0.line(&json!({ "what": progress.what, "done": progress.done, "expected": progress.expected }));
             }
         };
         let how = CheckOptions::default().data(data).kept_max(100).progress(Some(&show));

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::body::Pieces;
 use super::query::{Query, Refused, encoded, wrong};
-use super::routes::Reply;
+use super::reply::Reply;
 use super::volume::{Current, refused};
 use crate::name_text;
 

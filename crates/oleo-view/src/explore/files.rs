@@ -4,12 +4,12 @@ use std::io::Write;
 use std::sync::Arc;
 
 use hyper::StatusCode;
-use oleo::fs::{Attr, DirEntryInfo, FileKind, InodeRef, Target};
 use oleo::Image;
+use oleo::fs::{Attr, DirEntryInfo, FileKind, InodeRef, Target};
 use serde_json::{Value, json};
 
 use super::query::{Query, Refused, encoded, wrong};
-use super::routes::Reply;
+use super::reply::Reply;
 use super::volume::{Current, find, refused};
 use crate::name_text;
 
@@ -178,7 +178,9 @@ pub(super) fn hex(volume: &Current, query: &Query<'_>) -> Result<Reply, Refused>
             }
             line.push_str(&"   ".repeat(16 - row.len()));
             line.push_str("  ");
-            line.extend(row.iter().map(|byte| if byte.is_ascii_graphic() || *byte == b' ' { *byte as char } else { '.' }));
+            line.extend(
+                row.iter().map(|byte| if byte.is_ascii_graphic() || *byte == b' ' { *byte as char } else { '.' }),
+            );
             line
         })
         .collect();
@@ -211,7 +213,10 @@ pub(super) fn copy(image: &Image, inode: &InodeRef, size: u64, mut out: impl Wri
     let mut at = 0;
     while at < size {
         let want = STEP_BYTES.min(usize::try_from(size - at).unwrap_or(STEP_BYTES));
-        let n = image.fs().read(inode, at, &mut buffer[..want]).map_err(|error| std::io::Error::other(error.to_string()))?;
+        let n = image
+            .fs()
+            .read(inode, at, &mut buffer[..want])
+            .map_err(|error| std::io::Error::other(error.to_string()))?;
         if n == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }

@@ -23,7 +23,12 @@ impl Guard {
     }
 
     /// The path behind the token, or why the request is refused.
-    pub fn admit<'u>(&self, method: &Method, uri: &'u Uri, headers: &HeaderMap) -> Result<&'u str, (StatusCode, &'static str)> {
+    pub fn admit<'u>(
+        &self,
+        method: &Method,
+        uri: &'u Uri,
+        headers: &HeaderMap,
+    ) -> Result<&'u str, (StatusCode, &'static str)> {
         if method != Method::GET && method != Method::HEAD {
             return Err((StatusCode::METHOD_NOT_ALLOWED, "the explorer only reads: GET and HEAD"));
         }
@@ -79,17 +84,30 @@ mod tests {
         let good = "/0123abcd/api/list";
         assert_eq!(asked("GET", good, &[host]), Ok("api/list".into()));
         assert_eq!(asked("HEAD", "/0123abcd/", &[("host", "localhost:4000")]), Ok(String::new()));
-        assert_eq!(asked("GET", good, &[host, ("origin", "http://127.0.0.1:4000"), ("sec-fetch-site", "same-origin")]), Ok("api/list".into()));
+        assert_eq!(
+            asked("GET", good, &[host, ("origin", "http://127.0.0.1:4000"), ("sec-fetch-site", "same-origin")]),
+            Ok("api/list".into())
+        );
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "PROPFIND"] {
             assert_eq!(asked(method, good, &[host]), Err(405), "{method}");
         }
-        for name in ["evil.example:4000", "127.0.0.1", "127.0.0.1:80", "localhost", "", "127.0.0.1:4000.evil.example", "0x7f000001:4000"] {
+        for name in [
+            "evil.example:4000",
+            "127.0.0.1",
+            "127.0.0.1:80",
+            "localhost",
+            "",
+            "127.0.0.1:4000.evil.example",
+            "0x7f000001:4000",
+        ] {
             assert_eq!(asked("GET", good, &[("host", name)]), Err(421), "{name}");
         }
         assert_eq!(asked("GET", good, &[]), Err(421));
         assert_eq!(asked("GET", good, &[host, host]), Err(421));
         assert_eq!(asked("GET", "http://evil.example/0123abcd/", &[host]), Err(400));
-        for origin in ["null", "http://evil.example", "https://127.0.0.1:4000", "http://localhost:4000", "http://127.0.0.1:4001"] {
+        for origin in
+            ["null", "http://evil.example", "https://127.0.0.1:4000", "http://localhost:4000", "http://127.0.0.1:4001"]
+        {
             assert_eq!(asked("GET", good, &[host, ("origin", origin)]), Err(403), "{origin}");
         }
         for site in ["cross-site", "same-site", ""] {

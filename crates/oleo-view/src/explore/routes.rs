@@ -2,101 +2,25 @@
 
 use std::sync::Arc;
 
-use hyper::body::Bytes;
-use hyper::header::{self, HeaderName, HeaderValue};
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
+use hyper::header;
 use oleo::control::{Reply as Replied, Request};
 use serde_json::{Value, json};
 
-use super::body::{Answer, Pieces, pieces};
 use super::query::{Query, Refused, encoded};
+use super::reply::Reply;
 use super::volume::{Current, refused};
 use super::{archive, check, compare, files, search};
 use crate::{name_text, to_html, to_svg};
 
 const PAGE: &str = include_str!("../../assets/index.html");
 const SCRIPT: &str = include_str!("../../assets/app.js");
+const ICON: &str = include_str!("../../assets/icon.svg");
 const STYLE: &str = include_str!("../../assets/app.css");
 
 /// The policy of maps, which have a style sheet inside.
-const MAP_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-/// The policy of what comes from a volume.
-const DATA_POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
-
-/// What writes a body.
-pub(super) type Writer = Box<dyn FnOnce(&mut Pieces) -> std::io::Result<()> + Send>;
-
-/// An answer that is ready to begin.
-pub(super) struct Reply {
-    kind: &'static str,
-    headers: Vec<(HeaderName, HeaderValue)>,
-    content: Content,
-}
-
-enum Content {
-    Whole(Bytes),
-    Written(Writer, Option<u64>),
-}
-
-impl Reply {
-    fn whole(kind: &'static str, bytes: impl Into<Bytes>) -> Reply {
-        Reply { kind, headers: Vec::new(), content: Content::Whole(bytes.into()) }
-    }
-
-    pub fn json(value: &Value) -> Reply {
-        Reply::whole("application/json", value.to_string())
-    }
-
-    /// Values, one a line, as they are found.
-    pub fn lines(write: impl FnOnce(&mut Pieces) -> std::io::Result<()> + Send + 'static) -> Reply {
-        Reply { kind: "application/x-ndjson", headers: Vec::new(), content: Content::Written(Box::new(write), None) }
-    }
-
-    /// Contents of a volume, to be saved under a name.
-    pub fn download(name: &[u8], len: Option<u64>, write: Writer) -> Reply {
-        // RFC 6266, with the bytes as they are.
-        let text = format!("attachment; filename*=UTF-8''{}", encoded(name));
-        let disposition = HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("attachment"));
-        Reply {
-            kind: "application/octet-stream",
-            headers: vec![
-                (header::CONTENT_DISPOSITION, disposition),
-                (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(DATA_POLICY)),
-            ],
-            content: Content::Written(write, len),
-        }
-    }
-
-    /// A picture of a volume.
-    pub fn picture(kind: &'static str, bytes: Vec<u8>) -> Reply {
-        Reply::whole(kind, bytes).with(header::CONTENT_SECURITY_POLICY, DATA_POLICY)
-    }
-
-    fn with(mut self, name: HeaderName, value: &'static str) -> Reply {
-        self.headers.push((name, HeaderValue::from_static(value)));
-        self
-    }
-
-    /// Begins the answer; on a thread of the runtime.
-    pub fn start(self) -> Response<Answer> {
-        let mut len = None;
-        let body = match self.content {
-            Content::Whole(bytes) => Answer::Whole(bytes),
-            Content::Written(write, known) => {
-                len = known;
-                pieces(write)
-            }
-        };
-        let mut response = Response::new(body);
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
-        if let Some(len) = len {
-            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
-        }
-        headers.extend(self.headers);
-        response
-    }
-}
+const MAP_POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Answers a request for a path behind the token.
 pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<Reply, Refused> {
@@ -105,6 +29,7 @@ pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<R
         "" => Ok(Reply::whole("text/html; charset=utf-8", PAGE)),
         "app.js" => Ok(Reply::whole("text/javascript; charset=utf-8", SCRIPT)),
         "app.css" => Ok(Reply::whole("text/css; charset=utf-8", STYLE)),
+        "icon.svg" => Ok(Reply::whole("image/svg+xml", ICON)),
         "api/info" => info(volume),
         "api/subvolumes" => subvolumes(volume),
         "api/live" => Ok(live(volume)),
@@ -118,9 +43,15 @@ pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<R
         "api/search" => search::search(volume, &query),
         "api/compare" => compare::compare(volume, &query),
         "api/check" => check::check(volume, &query),
-        "map.html" => map(volume, |map| Reply::whole("text/html; charset=utf-8", to_html(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)),
-        "map.svg" => map(volume, |map| Reply::whole("image/svg+xml", to_svg(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)),
-        "map.json" => map(volume, |map| Reply::whole("application/json", serde_json::to_string(map).unwrap_or_default())),
+        "map.html" => map(volume, |map| {
+            Reply::whole("text/html; charset=utf-8", to_html(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)
+        }),
+        "map.svg" => map(volume, |map| {
+            Reply::whole("image/svg+xml", to_svg(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)
+        }),
+        "map.json" => {
+            map(volume, |map| Reply::whole("application/json", serde_json::to_string(map).unwrap_or_default()))
+        }
         _ => Err((StatusCode::NOT_FOUND, "there is nothing at this address".into())),
     }
 }
@@ -191,5 +122,7 @@ fn live(volume: &Current) -> Reply {
         Ok(Replied::DeviceErrors(errors)) => serde_json::to_value(errors).unwrap_or(Value::Null),
         _ => Value::Null,
     };
-    Reply::json(&json!({ "mounted": true, "generation": generation, "balance": balance, "groups": usage, "errors": errors }))
+    Reply::json(
+        &json!({ "mounted": true, "generation": generation, "balance": balance, "groups": usage, "errors": errors }),
+    )
 }

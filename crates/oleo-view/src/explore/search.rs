@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::files::{kind_name, named};
 use super::query::{Query, Refused, encoded, wrong};
-use super::routes::Reply;
+use super::reply::Reply;
 use super::volume::{Current, refused};
 use crate::name_text;
 
@@ -52,7 +52,9 @@ pub(super) fn search(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, 
                     };
                     if contains(&entry.name, &wanted) {
                         let path = join();
-                        out.line(&json!({ "path": name_text(&path), "raw": encoded(&path), "kind": kind_name(entry.kind) }))?;
+                        out.line(
+                            &json!({ "path": name_text(&path), "raw": encoded(&path), "kind": kind_name(entry.kind) }),
+                        )?;
                         found += 1;
                         if found == FOUND_MAX {
                             break 'walk;

@@ -8,8 +8,8 @@ use oleo::fs::{FileKind, InodeRef};
 use oleo::inspect::Inspector;
 use oleo::{Access, ErrorKind, Image};
 
-use super::Target;
 use super::query::Refused;
+use super::target::Target;
 use crate::{Map, MapOptions};
 
 /// How often a mount's superblock is looked at, at most.
@@ -70,7 +70,9 @@ impl Current {
         let mut tries = 1;
         loop {
             match read(&self.image()?) {
-                Err(error) if self.target.mount.is_some() && error.kind() == ErrorKind::Corruption && tries < TRIES_MAX => {
+                Err(error)
+                    if self.target.mount.is_some() && error.kind() == ErrorKind::Corruption && tries < TRIES_MAX =>
+                {
                     tries += 1;
                     self.reopen(&mut locked(&self.opened))?;
                 }

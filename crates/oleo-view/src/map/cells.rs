@@ -93,9 +93,9 @@ impl Grid {
         let address = |position: u64| {
             let next = self.groups.partition_point(|group| group.2 <= position);
             let (start, len, first) = *self.groups.get(next.checked_sub(1)?)?;
-            (position - first < len).then(|| start + (position - first))
+            (position - first < len).then(|| start.saturating_add(position - first))
         };
-        let last = (position + self.cell_bytes).min(self.bytes).checked_sub(1)?;
+        let last = position.saturating_add(self.cell_bytes).min(self.bytes).checked_sub(1)?;
         Some((address(position)?, address(last)?))
     }
 }

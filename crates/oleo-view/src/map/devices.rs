@@ -75,7 +75,10 @@ pub(super) fn read(inspector: &Inspector, notes: &mut Vec<String>) -> (Vec<Devic
         .collect();
     let chunks = volume.chunks();
     if chunks.len() > GROUPS_MAX {
-        notes.push(format!("{} block groups are left out of all pictures: there are more than {GROUPS_MAX}", chunks.len() - GROUPS_MAX));
+        notes.push(format!(
+            "{} block groups are left out of all pictures: there are more than {GROUPS_MAX}",
+            chunks.len() - GROUPS_MAX
+        ));
     }
     let mut groups: Vec<Group> = chunks
         .iter()
@@ -94,11 +97,7 @@ pub(super) fn read(inspector: &Inspector, notes: &mut Vec<String>) -> (Vec<Devic
             stripes: chunk
                 .stripes
                 .iter()
-                .map(|stripe| Stripe {
-                    devid: stripe.devid.0,
-                    offset: stripe.offset.0,
-                    len: chunk.stripe_bytes().0,
-                })
+                .map(|stripe| Stripe { devid: stripe.devid.0, offset: stripe.offset.0, len: chunk.stripe_bytes().0 })
                 .collect(),
         })
         .collect();

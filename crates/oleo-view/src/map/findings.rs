@@ -4,7 +4,7 @@ use oleo::check::{Report, Severity};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::MapError;
+use super::error::MapError;
 use super::space::Space;
 use crate::text::name_text;
 

@@ -11,8 +11,9 @@ use std::collections::HashMap;
 use oleo::inspect::Inspector;
 use oleo::layers::format::{Compression, FileExtent, LEVELS_MAX, Logical, NodeExpect, TreeId, data_use};
 
+use super::error::MapError;
+use super::options::{MapOptions, Sample};
 use super::tree::{Dropped, Leaves, Roots};
-use super::{MapError, MapOptions, Sample};
 
 /// Subvolumes that have a bit of their own.
 pub(super) const SUBVOLS_MAX: usize = 511;
@@ -137,7 +138,8 @@ impl Shares {
             for batch in parents.chunks(BATCH_BLOCKS) {
                 shares.nodes(&mut leaves, batch, part == 0, here, &mut below);
                 if below.len() as u64 > entries.saturating_mul(4) {
-                    notes.push("the extent tree names fewer tree blocks than there are: sharing is not complete".into());
+                    notes
+                        .push("the extent tree names fewer tree blocks than there are: sharing is not complete".into());
                     break;
                 }
             }
@@ -214,7 +216,9 @@ impl Shares {
                 }
                 let known = self.extents.entry(used.extent.0).or_insert_with(|| {
                     let (ram, compression) = match FileExtent::parse(item) {
-                        Ok(FileExtent::Regular(extent) | FileExtent::Prealloc(extent)) => (extent.ram_bytes.0, extent.compression),
+                        Ok(FileExtent::Regular(extent) | FileExtent::Prealloc(extent)) => {
+                            (extent.ram_bytes.0, extent.compression)
+                        }
                         _ => (used.len.0, Compression::None),
                     };
                     Extent {

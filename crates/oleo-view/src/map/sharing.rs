@@ -93,7 +93,10 @@ impl Sharing {
             .collect();
         let count = roots.subvols.len();
         if count > SUBVOLS_MAX {
-            notes.push(format!("{} of {count} subvolumes are looked at as one: only {SUBVOLS_MAX} are by themselves", count - SUBVOLS_MAX));
+            notes.push(format!(
+                "{} of {count} subvolumes are looked at as one: only {SUBVOLS_MAX} are by themselves",
+                count - SUBVOLS_MAX
+            ));
         }
         if count > LISTED_MAX {
             notes.push(format!("{} subvolumes are not listed", count - LISTED_MAX));
@@ -137,8 +140,7 @@ impl Sharing {
         let n = largest.len();
         let mut matrix = vec![0u64; n * n];
         for (set, (all, _)) in &bytes {
-            let in_set: Vec<usize> =
-                set.places().filter_map(|place| largest.binary_search(&place).ok()).collect();
+            let in_set: Vec<usize> = set.places().filter_map(|place| largest.binary_search(&place).ok()).collect();
             for &row in &in_set {
                 for &column in &in_set {
                     let sum = &mut matrix[row * n + column];

@@ -104,7 +104,8 @@ impl Builder {
     /// Reads the extent tree, and how full the groups are.
     pub fn read(&mut self, inspector: &Inspector, roots: &Roots, groups: &mut [Group], notes: &mut Vec<String>) {
         let mut leaves = Leaves::new(inspector);
-        let ends: Vec<(u64, u64)> = groups.iter().map(|group| (group.start, group.start.saturating_add(group.len))).collect();
+        let ends: Vec<(u64, u64)> =
+            groups.iter().map(|group| (group.start, group.start.saturating_add(group.len))).collect();
         if roots.extents.is_empty() {
             notes.push("the extent tree cannot be found: the space map is empty".into());
         }
@@ -114,7 +115,8 @@ impl Builder {
                     match key.item_type {
                         ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => {
                             let Ok((head, _)) = ExtentItem::parse_prefix(item) else { continue };
-                            let is_data = key.item_type == ItemType::EXTENT_ITEM && head.flags.get() & EXTENT_FLAG_DATA != 0;
+                            let is_data =
+                                key.item_type == ItemType::EXTENT_ITEM && head.flags.get() & EXTENT_FLAG_DATA != 0;
                             let len = if key.item_type == ItemType::METADATA_ITEM { self.nodesize } else { key.offset };
                             self.extent(&ends, key.objectid, len, head.generation.get(), is_data);
                         }

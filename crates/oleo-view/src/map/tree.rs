@@ -8,7 +8,7 @@ use oleo::layers::format::{
     CheckedNode, Ino, ItemType, Key, LEVELS_MAX, Logical, NodeExpect, RootFlags, RootItem, RootRefEntry, TreeId,
 };
 
-use super::MapError;
+use super::error::MapError;
 
 /// Leaves that are read together.
 const BATCH_BLOCKS: usize = 256;
@@ -130,8 +130,8 @@ impl Roots {
 
 fn root_of(start: TreeStart, item: &RootItem) -> Root {
     let deleted = item.refs.get() == 0;
-    let dropped = (deleted && item.drop_level > 0)
-        .then(|| Dropped { key: item.drop_progress.into(), level: item.drop_level });
+    let dropped =
+        (deleted && item.drop_level > 0).then(|| Dropped { key: item.drop_progress.into(), level: item.drop_level });
     Root {
         start,
         read_only: item.root_flags().contains(RootFlags::SUBVOL_RDONLY),

@@ -38,7 +38,10 @@ impl Chromium {
         for domain in ["Page", "Runtime", "Log", "Network", "Accessibility"] {
             it.call(&format!("{domain}.enable"), json!({}));
         }
-        it.call("Browser.setDownloadBehavior", json!({ "behavior": "allow", "downloadPath": scratch, "eventsEnabled": true }));
+        it.call(
+            "Browser.setDownloadBehavior",
+            json!({ "behavior": "allow", "downloadPath": scratch, "eventsEnabled": true }),
+        );
         it
     }
 
@@ -67,7 +70,9 @@ impl Chromium {
         let params = &said["params"];
         match said["method"].as_str() {
             Some("Runtime.exceptionThrown") => self.complaints.push(params["exceptionDetails"].to_string()),
-            Some("Log.entryAdded") if params["entry"]["level"] == "error" => self.complaints.push(params["entry"].to_string()),
+            Some("Log.entryAdded") if params["entry"]["level"] == "error" => {
+                self.complaints.push(params["entry"].to_string())
+            }
             Some("Page.javascriptDialogOpening") => self.complaints.push(format!("a dialog: {params}")),
             _ => {}
         }
@@ -90,16 +95,26 @@ impl Chromium {
     pub fn wait(&mut self, expression: &str) {
         let began = Instant::now();
         while self.eval(expression) != true {
-            assert!(began.elapsed() < PATIENCE, "never: {expression}: {}", self.eval("document.body && document.body.innerText"));
+            assert!(
+                began.elapsed() < PATIENCE,
+                "never: {expression}: {}",
+                self.eval("document.body && document.body.innerText")
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// The width and height of the page at a width, and a picture of it.
     pub fn size_at(&mut self, width: u32, dark: bool) -> (f64, f64) {
-        self.call("Emulation.setDeviceMetricsOverride", json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false }));
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false }),
+        );
         let scheme = if dark { "dark" } else { "light" };
-        self.call("Emulation.setEmulatedMedia", json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] }));
+        self.call(
+            "Emulation.setEmulatedMedia",
+            json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] }),
+        );
         let size = self.eval("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]");
         (size[0].as_f64().unwrap(), size[1].as_f64().unwrap())
     }
@@ -108,7 +123,10 @@ impl Chromium {
         let code = if key == "Tab" { 9 } else { 13 };
         for kind in ["keyDown", "keyUp"] {
             let text = if key == "Enter" && kind == "keyDown" { "\r" } else { "" };
-            self.call("Input.dispatchKeyEvent", json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text }));
+            self.call(
+                "Input.dispatchKeyEvent",
+                json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text }),
+            );
         }
     }
 }

@@ -36,8 +36,9 @@ fn made(path: &Path) {
     image.write("v/text", "line of text\n".repeat(10_000).as_bytes()).unwrap();
     // One point, white.
     let png = [
-        137, 80, 78, 71, 13, 10, 26, 10, 0, 0, 0, 13, 73, 72, 68, 82, 0, 0, 0, 1, 0, 0, 0, 1, 8, 0, 0, 0, 0, 58, 126, 155, 85, 0, 0, 0, 10, 73, 68, 65,
-        84, 120, 156, 99, 248, 15, 0, 1, 1, 1, 0, 27, 182, 238, 86, 0, 0, 0, 0, 73, 69, 78, 68, 174, 66, 96, 130,
+        137, 80, 78, 71, 13, 10, 26, 10, 0, 0, 0, 13, 73, 72, 68, 82, 0, 0, 0, 1, 0, 0, 0, 1, 8, 0, 0, 0, 0, 58, 126,
+        155, 85, 0, 0, 0, 10, 73, 68, 65, 84, 120, 156, 99, 248, 15, 0, 1, 1, 1, 0, 27, 182, 238, 86, 0, 0, 0, 0, 73,
+        69, 78, 68, 174, 66, 96, 130,
     ];
     image.write("v/point.png", &png).unwrap();
     let many = image.create_dir("many").unwrap();
@@ -76,12 +77,23 @@ fn maps() {
         .unwrap()
         .iter()
         .filter(|node| node["role"]["value"] == "image" || node["role"]["value"] == "img")
-        .map(|node| (node["name"]["value"].as_str().unwrap_or("").into(), node["description"]["value"].as_str().unwrap_or("").into()))
+        .map(|node| {
+            (
+                node["name"]["value"].as_str().unwrap_or("").into(),
+                node["description"]["value"].as_str().unwrap_or("").into(),
+            )
+        })
         .collect();
     let names: std::collections::BTreeSet<&String> = images.iter().map(|image| &image.0).collect();
-    assert!(images.len() >= 10 && names.len() == images.len() && images.iter().all(|image| !image.0.is_empty()), "{images:?}");
+    assert!(
+        images.len() >= 10 && names.len() == images.len() && images.iter().all(|image| !image.0.is_empty()),
+        "{images:?}"
+    );
     assert!(images.iter().any(|image| image.0.contains("Space by type")));
-    assert_eq!(browser.eval("[...document.querySelectorAll('table')].every(t => t.caption && t.tHead && t.tBodies[0])"), true);
+    assert_eq!(
+        browser.eval("[...document.querySelectorAll('table')].every(t => t.caption && t.tHead && t.tBodies[0])"),
+        true
+    );
     // Contrast of text and background: 7 to 1 at least, 4.5 for what is said beside.
     let contrast = "(() => { const lum = c => { const [r, g, b] = c.match(/[0-9.]+/g).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };\
         const back = lum(getComputedStyle(document.body).backgroundColor); const of = s => { const e = document.querySelector(s), st = getComputedStyle(e), l = lum(e instanceof SVGElement ? st.fill : st.color); return (Math.max(l, back) + 0.05) / (Math.min(l, back) + 0.05); };\
@@ -123,7 +135,8 @@ fn explorer() {
     let mut browser = Chromium::start(scratch.path());
     browser.open(&explorer.url());
     browser.wait("document.querySelectorAll('#rows tr').length === 3 && document.querySelectorAll('#subvolumes li').length === 3");
-    let go = |text: &str| format!("[...document.querySelectorAll('#rows a')].find(a => a.textContent === {text:?}).click()");
+    let go =
+        |text: &str| format!("[...document.querySelectorAll('#rows a')].find(a => a.textContent === {text:?}).click()");
     // Browse.
     browser.eval(&go("v"));
     browser.wait("document.querySelector('#way').textContent.endsWith('/ v') && document.querySelectorAll('#rows tr').length === 5");
@@ -141,14 +154,17 @@ fn explorer() {
     browser.wait("document.querySelector('#content').textContent.length === 65536");
     browser.eval("document.querySelector('#content-more').click()");
     browser.wait("document.querySelector('#content').textContent.length === 130000 && document.querySelector('#content-more').hidden");
-    browser.eval("[...document.querySelectorAll('#file-actions button')].find(b => b.textContent === 'As hex').click()");
+    browser
+        .eval("[...document.querySelectorAll('#file-actions button')].find(b => b.textContent === 'As hex').click()");
     browser.wait("document.querySelector('#content').textContent.startsWith('00000000  6c 69 6e 65')");
     // A picture.
     browser.eval("location.hash = '#v/point%2Epng'");
     browser.wait("!document.querySelector('#picture').hidden && document.querySelector('#picture').naturalWidth === 1");
     // A download, as a click saves it.
     browser.eval("location.hash = '#v/data'");
-    browser.wait("document.querySelector('#file-actions a') && document.querySelector('#file-title').textContent === 'data'");
+    browser.wait(
+        "document.querySelector('#file-actions a') && document.querySelector('#file-title').textContent === 'data'",
+    );
     browser.eval("document.querySelector('#file-actions a').click()");
     let saved = scratch.path().join("data");
     let began = Instant::now();
@@ -166,7 +182,9 @@ fn explorer() {
     }
     assert_eq!(browser.eval("document.querySelector('#more').hidden"), true);
     // Search, by keyboard; the find leads there.
-    browser.eval("location.hash = '#'; document.querySelector('#name').value = 'POINT'; document.querySelector('#name').focus()");
+    browser.eval(
+        "location.hash = '#'; document.querySelector('#name').value = 'POINT'; document.querySelector('#name').focus()",
+    );
     browser.press("Enter");
     browser.wait("document.querySelectorAll('#found-list a').length === 2 && document.querySelector('#status').textContent.includes('that is all')");
     browser.eval("document.querySelector('#found-list a').click()");
@@ -191,6 +209,9 @@ fn explorer() {
     browser.wait("document.title === 'other'");
     let address = format!("{}api/list", explorer.url());
     assert_eq!(browser.eval(&format!("fetch({address:?}).then(() => 'read', () => 'refused')")), "refused");
-    assert_eq!(browser.eval(&format!("fetch({address:?}, {{mode: 'no-cors'}}).then(() => 'read', () => 'refused')")), "refused");
+    assert_eq!(
+        browser.eval(&format!("fetch({address:?}, {{mode: 'no-cors'}}).then(() => 'read', () => 'refused')")),
+        "refused"
+    );
     explorer.stop();
 }

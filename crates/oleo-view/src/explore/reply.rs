@@ -1,0 +1,87 @@
+//! Answers that are ready to begin.
+
+use hyper::Response;
+use hyper::body::Bytes;
+use hyper::header::{self, HeaderName, HeaderValue};
+use serde_json::Value;
+
+use super::body::{Answer, Pieces, pieces};
+use super::query::encoded;
+
+/// The policy of what comes from a volume.
+const DATA_POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
+
+/// What writes a body.
+pub(super) type Writer = Box<dyn FnOnce(&mut Pieces) -> std::io::Result<()> + Send>;
+
+/// An answer that is ready to begin.
+pub(super) struct Reply {
+    kind: &'static str,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    content: Content,
+}
+
+enum Content {
+    Whole(Bytes),
+    Written(Writer, Option<u64>),
+}
+
+impl Reply {
+    pub fn whole(kind: &'static str, bytes: impl Into<Bytes>) -> Reply {
+        Reply { kind, headers: Vec::new(), content: Content::Whole(bytes.into()) }
+    }
+
+    pub fn json(value: &Value) -> Reply {
+        Reply::whole("application/json", value.to_string())
+    }
+
+    /// Values, one a line, as they are found.
+    pub fn lines(write: impl FnOnce(&mut Pieces) -> std::io::Result<()> + Send + 'static) -> Reply {
+        Reply { kind: "application/x-ndjson", headers: Vec::new(), content: Content::Written(Box::new(write), None) }
+    }
+
+    /// Contents of a volume, to be saved under a name.
+    pub fn download(name: &[u8], len: Option<u64>, write: Writer) -> Reply {
+        // RFC 6266, with the bytes as they are.
+        let text = format!("attachment; filename*=UTF-8''{}", encoded(name));
+        let disposition = HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("attachment"));
+        Reply {
+            kind: "application/octet-stream",
+            headers: vec![
+                (header::CONTENT_DISPOSITION, disposition),
+                (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(DATA_POLICY)),
+            ],
+            content: Content::Written(write, len),
+        }
+    }
+
+    /// A picture of a volume.
+    pub fn picture(kind: &'static str, bytes: Vec<u8>) -> Reply {
+        Reply::whole(kind, bytes).with(header::CONTENT_SECURITY_POLICY, DATA_POLICY)
+    }
+
+    pub fn with(mut self, name: HeaderName, value: &'static str) -> Reply {
+        self.headers.push((name, HeaderValue::from_static(value)));
+        self
+    }
+
+    /// Begins the answer; on a thread of the runtime.
+    pub fn start(self) -> Response<Answer> {
+        let mut len = None;
+        let body = match self.content {
+            Content::Whole(bytes) => Answer::Whole(bytes),
+            Content::Written(write, known) => {
+                len = known;
+                pieces(write)
+            }
+        };
+        let mut response = Response::new(body);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
+        if let Some(len) = len {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
+        }
+        headers.extend(self.headers);
+        response
+    }
+}
