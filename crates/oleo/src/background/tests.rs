@@ -178,8 +178,8 @@ fn a_panic_ends_all_changes() -> Result {
     let worker = Worker { fs: image.fs().clone(), ended, on_error: None, on_notice, first: first_in };
     let mut threads = Vec::new();
     worker.start(&mut threads, BackgroundTask::Clean, |_| panic!("here"));
-    let background =
-        Background { fs: image.fs().clone(), balancer: image.balancer_shared(), alive: Some(alive), threads, first };
+    let (fs, balancer, scrubber) = (image.fs().clone(), image.balancer_shared(), image.scrubber_shared());
+    let background = Background { fs, balancer, scrubber, alive: Some(alive), threads, first };
     assert!(matches!(background.stop(), Err(BackgroundError::ReadOnly { .. })));
     assert!(image.write("file", b"contents").is_err());
     Ok(())
