@@ -28,6 +28,7 @@ mod doubt;
 mod error;
 mod flushers;
 mod geometry;
+mod level;
 mod losses;
 mod member;
 mod moved;

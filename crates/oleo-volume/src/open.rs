@@ -24,6 +24,7 @@ use crate::carve::used_runs;
 use crate::error::VolumeError;
 use crate::flushers::Flushers;
 use crate::geometry::ChunkMap;
+use crate::level::leads_elsewhere;
 use crate::losses::{Losses, not_borne};
 use crate::member::{Member, Standing};
 use crate::records::{self, Base};
@@ -163,6 +164,13 @@ impl Volume {
         volume.members = RwLock::new(members);
         volume.chunks = RwLock::new(table);
         volume.write = opts.write;
+        if opts.write {
+            let others = found.iter().filter(|f| f.sb.fsid == main.fsid && leads_elsewhere(&f.sb, &main));
+            let others: Vec<DevId> = others.map(|f| f.sb.devid()).collect();
+            if !others.is_empty() {
+                volume.level_supers(&main, &others)?;
+            }
+        }
         Ok(volume)
     }
 

@@ -292,7 +292,7 @@ impl Budget {
 /// The number of the newest record, and all that the two newest say, the older first. What cannot be read or is not whole is no record.
 pub(crate) fn find(members: &[Arc<Member>], rules: &NodeRules, committed: Base) -> (u64, Vec<LiveParity>) {
     let mut found: BTreeMap<u64, BTreeMap<Columns, LiveParity>> = BTreeMap::new();
-    for member in members.iter().filter(|m| m.behind() == 0 && !m.seed) {
+    for member in members.iter().filter(|m| m.is_sound() && !m.seed) {
         let Some(device) = member.device() else { continue };
         for half in 0..HALVES {
             let Some((number, entries)) = read_half(&*device, member, half, rules, committed) else { continue };

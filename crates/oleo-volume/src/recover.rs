@@ -26,7 +26,7 @@ pub(crate) fn patches(table: &Table, recorded: &[LiveParity]) -> Patches {
         let data = map.data_stripes() as usize;
         let read = |unit: usize| {
             let stripe = map.rotated(columns.row, unit);
-            let device = placed.on[stripe].device().filter(|_| placed.on[stripe].behind() == 0)?;
+            let device = placed.on[stripe].device().filter(|_| placed.on[stripe].is_sound())?;
             let mut bytes = vec![0; columns.len];
             device.read_at(map.physical(stripe, offset).0, &mut bytes).ok()?;
             Some(bytes)

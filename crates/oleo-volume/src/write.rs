@@ -148,7 +148,7 @@ impl Volume {
         self.flush_outputs(&self.outputs())
     }
 
-    fn flush_outputs(&self, outputs: &[Output]) -> Result<(), VolumeError> {
+    pub(crate) fn flush_outputs(&self, outputs: &[Output]) -> Result<(), VolumeError> {
         let devices: Vec<Arc<Latched>> = outputs.iter().map(|output| output.device.clone()).collect();
         let done = self.flushers.flush_all(&devices).into_iter().zip(outputs);
         let done = done.map(|(done, output)| {
@@ -238,7 +238,7 @@ impl Volume {
 
     /// Writes some mirrors, with the item of each device that the trees of this superblock have. What missed writes gets none: its
     /// superblock says so.
-    fn write_mirrors(
+    pub(crate) fn write_mirrors(
         &self,
         sb: &SuperBlock,
         mirrors: &[u64],

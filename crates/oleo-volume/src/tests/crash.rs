@@ -208,3 +208,35 @@ fn boot_loaders_are_left_alone() {
         assert!(taken.stats.unrecorded == 0 && taken.stats.recorded > 0, "{:?}", taken.stats);
     }
 }
+
+/// Goal: a crash while superblocks are written leaves some of before; whoever opens the volume for writing makes them one before anything else, so that the loss of a device does
+/// not lead back. The same for a log that only some superblocks name. Method: the superblock of one device is newer, or has a log; opened for writing and left; without that device.
+#[test]
+fn superblocks_of_two_moments_are_made_one() {
+    let change: [fn(&mut oleo_format::SuperBlock); 2] =
+        [|sb| sb.generation = (sb.generation.get() + 1).into(), |sb| sb.log_root = (1u64 << 20).into()];
+    for (change, newest) in change.iter().flat_map(|change| (0..3).map(move |newest| (change, newest))) {
+        let sample = Sample::new(Profile::Raid5, 3);
+        let (volume, copies) = sample.open(&[], WRITE).expect("open");
+        let mut sb = volume.super_block();
+        change(&mut sb);
+        volume.write_log_super(&sb).expect("superblocks");
+        drop(volume);
+        let disks: Vec<Arc<MemDevice>> = (0..3)
+            .map(|nth| Arc::new(if nth == newest { copies[nth].copy() } else { sample.devices[nth].copy() }))
+            .collect();
+        let open = |without: Option<usize>, opts: &OpenOptions| {
+            let some = disks.iter().enumerate().filter(|(nth, _)| Some(*nth) != without);
+            Volume::open(some.map(|(_, disk)| disk.clone() as Arc<dyn Device>).collect(), opts).expect("open")
+        };
+        let opened = open(None, &WRITE).super_block();
+        for without in 0..3 {
+            let left = open(Some(without), &DEGRADED).super_block();
+            assert_eq!(
+                (left.generation, left.log_root),
+                (opened.generation, opened.log_root),
+                "device {newest} is newer, {without} is lost"
+            );
+        }
+    }
+}
