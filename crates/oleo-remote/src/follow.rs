@@ -1,6 +1,6 @@
 //! A reader that goes on: a device for each moment of a volume that it finds, the newest at the time of asking.
 //!
-//! Normal path: (1) [`Follower::open`] opens the newest head; (2) [`Follower::next`] asks for the head unless it is still that one,
+//! Normal path: (1) [`Follower::open`] opens the newest head; (2) [`Follower::newer`] asks for the head unless it is still that one,
 //! and opens what it finds beside the one before. Each device shows its one moment for as long as it is open, and has a keeper
 //! and, after a time, a lease of its own; so what is open stays whole, whatever the writer and the collector do, and several
 //! moments may be open together.
@@ -72,7 +72,7 @@ impl Follower {
     ///
     /// # Errors
     /// The store fails, has an older state than before, or another volume; what is new is damaged.
-    pub fn next(&mut self) -> Result<Option<RemoteDevice>, RemoteError> {
+    pub fn newer(&mut self) -> Result<Option<RemoteDevice>, RemoteError> {
         let deadline = self.last.deadline(self.options.bounds.attach_max);
         let mut tries = STALE_TRIES;
         loop {
@@ -98,7 +98,6 @@ impl Follower {
         core.counts = before.counts.clone();
         core.away = before.away.clone();
         core.disk = before.disk.clone();
-        own(core, &self.options, &self.pages);
         let then = before.published.lock().head.origins.clone();
         let is_same = core.published.lock().head.origins == then;
         if is_same {
@@ -106,10 +105,8 @@ impl Follower {
             if core.epoch == before.epoch {
                 core.cache = before.cache.clone();
             }
-            if self.options.host.makes(Mistake::SharesTails) {
-                core.unpacked = before.unpacked.clone();
-            }
         }
+        own(core, &self.options, &self.pages);
     }
 
     /// The newest head, if it is another one, with a lease of it if that is wanted.
@@ -172,5 +169,8 @@ impl Follower {
 /// What each moment has of its own, and the pages of all.
 fn own(core: &mut Core, options: &StoreOptions, pages: &Arc<Cache>) {
     core.pages = Some(pages.clone());
-    core.unpacked = Arc::new(Cache::new(options.bounds.cache_bytes_max));
+    core.unpacked = match options.host.makes(Mistake::SharesTails) {
+        true => core.cache.clone(),
+        false => Arc::new(Cache::new(options.bounds.cache_bytes_max)),
+    };
 }

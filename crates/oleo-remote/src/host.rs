@@ -20,7 +20,7 @@ pub enum Mistake {
     OwnOrphans,
     /// A volume that is made where another was begins with the first epoch.
     RestartsEpochs,
-    /// Moments of a reader that follows take frames of each other's tails for their own.
+    /// A reader that follows keeps frames of tails, which are at places of its own, beside those that are stored.
     SharesTails,
 }
 

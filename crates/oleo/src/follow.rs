@@ -1,6 +1,6 @@
 //! A volume that somebody else writes, read again and again at its newest state, without being opened anew by hand.
 //!
-//! [`Follower::open`] opens the newest moment of a volume on an object store; [`Follower::next`] gives the next one, if there is
+//! [`Follower::open`] opens the newest moment of a volume on an object store; [`Follower::newer`] gives the next one, if there is
 //! something new. A moment is an [`Image`] of its own: what is open in it stays as it is, for as long as it is open.
 
 use std::path::Path;
@@ -42,8 +42,8 @@ impl Follower {
     ///
     /// # Errors
     /// The store fails, or has an older state than before, or another volume. Asking again later is fine.
-    pub fn next(&mut self) -> Result<Option<Moment>> {
-        imp::next(self)
+    pub fn newer(&mut self) -> Result<Option<Moment>> {
+        imp::newer(self)
     }
 }
 
@@ -79,8 +79,8 @@ mod imp {
         Ok((Follower { options: options.clone(), source: Source { follower, shown } }, moment))
     }
 
-    pub(super) fn next(of: &mut Follower) -> Result<Option<Moment>> {
-        let Some(device) = of.source.follower.next()? else { return Ok(None) };
+    pub(super) fn newer(of: &mut Follower) -> Result<Option<Moment>> {
+        let Some(device) = of.source.follower.newer()? else { return Ok(None) };
         let (committed, shown) = state(&device)?;
         if shown.is_some() && shown == of.source.shown {
             // A sign of life, or data of a transaction that is under way.
@@ -123,7 +123,7 @@ mod imp {
         Err(missing())
     }
 
-    pub(super) fn next(of: &mut Follower) -> Result<Option<Moment>> {
+    pub(super) fn newer(of: &mut Follower) -> Result<Option<Moment>> {
         let _options = &of.options;
         Err(missing())
     }

@@ -37,6 +37,7 @@ use crate::out::Out;
     region=NAME        the region of an S3 store\n  \
     profile=NAME       take keys and region from this profile of ~/.aws\n  \
     proxy=URL          reach the store through this proxy\n  \
+    bare-etags         write names of contents in conditions without quotation marks (Ceph's gateway)\n  \
     flush-max=SECONDS  after so long without success an fsync fails, and nothing is written any more\n  \
     read-max=SECONDS   after so long without success a read fails\n  \
     attach-max=SECONDS after so long without success opening fails\n  \

@@ -1,12 +1,11 @@
 //! The thread that asks for the newest state of a volume that is followed, and lets go of what nobody needs any more.
 //!
-//! A failure is logged when it begins and when it ends; asking goes on. It ends when [`Asking::stop`] says so, which waits for a
-//! request that is under way.
+//! A failure is logged when it begins and when it ends; asking goes on. It ends when [`Asking::stop`] says so.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use oleo::{Follower, Moment};
 
@@ -16,6 +15,9 @@ use crate::server::Server;
 
 /// Nodes that one notice names.
 const AT_ONCE: usize = 256;
+/// How long the end waits for a request that is under way, and how often it looks.
+const STOP_MAX: Duration = Duration::from_secs(2);
+const STOP_LOOK: Duration = Duration::from_millis(5);
 /// The thread.
 pub(crate) struct Asking {
     alive: Sender<()>,
@@ -31,11 +33,18 @@ impl Asking {
         Ok(Asking { alive, thread: std::thread::Builder::new().name("follow".to_owned()).spawn(work)? })
     }
 
-    /// Ends it.
+    /// Ends it. A request under way is waited for only for a moment: a store that is away must not hold up the end of a mount, and what
+    /// it has opened by then is dropped.
     pub(crate) fn stop(self) {
         drop(self.alive);
-        // A panic of it was printed.
-        let _ended = self.thread.join();
+        let begun = Instant::now();
+        while !self.thread.is_finished() && begun.elapsed() < STOP_MAX {
+            std::thread::sleep(STOP_LOOK);
+        }
+        if self.thread.is_finished() {
+            // A panic of it was printed.
+            let _ended = self.thread.join();
+        }
     }
 }
 
@@ -44,7 +53,7 @@ fn ask(following: &Following, mut follower: Follower, ended: &Receiver<()>) {
     let mut failing = false;
     while ended.recv_timeout(following.every()) == Err(RecvTimeoutError::Timeout) {
         let asked = Instant::now();
-        let shown = follower.next().map_err(|e| e.to_string()).and_then(|next| match next {
+        let shown = follower.newer().map_err(|e| e.to_string()).and_then(|next| match next {
             None => Ok(following.is_newest(asked)),
             Some(moment) => show(following, moment, asked),
         });

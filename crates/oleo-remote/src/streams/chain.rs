@@ -15,7 +15,8 @@ pub fn find<'l>(list: &'l StreamList, which: Option<&str>) -> Result<&'l StreamE
     let Some(which) = which else {
         // A snapshot that was stored again, whole, is no newer by that.
         let mut seen = HashSet::new();
-        let newest = list.streams.iter().filter(|stream| seen.insert((stream.uuid, stream.ctransid))).last();
+        let newest = list.streams.iter().filter(|stream| seen.insert((stream.uuid, stream.ctransid)));
+        let newest = newest.fold(None, |_, stream| Some(stream));
         let newest = newest.ok_or_else(|| RemoteError::NoSnapshot { name: "at all".into() })?;
         return Ok(list.streams.iter().rev().find(|stream| stream.is_same_snapshot(newest)).unwrap_or(newest));
     };

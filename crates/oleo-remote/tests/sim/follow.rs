@@ -68,7 +68,7 @@ pub fn follow_session(run: &Run, client: &Client, rng: &mut Rng) {
     for _ in 0..2 + rng.below(5) {
         client.world.sleep(here(), Duration::from_secs(rng.below(20)));
         let since = run.volumes(client, |volumes| volumes.since());
-        let asked = follower.next();
+        let asked = follower.newer();
         let Some(last) = open.last() else { return };
         let uuid = last.dev.uuid();
         let since = match asked {

@@ -10,6 +10,7 @@ mod follow;
 mod local;
 mod others;
 mod sessions;
+mod streams;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

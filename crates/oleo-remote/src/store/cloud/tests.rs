@@ -227,3 +227,20 @@ fn within_another_runtime() {
     });
     thread.join().expect("server");
 }
+
+/// Goal: names of contents are sent as they came, or without their quotation marks where that is asked for; the version that is known
+/// stays as it was told.
+#[test]
+fn bare_etags() {
+    for bare in [false, true] {
+        let (endpoint, thread) = server(vec![answer("200 OK", "ETag: \"new\"\r\n", "")]);
+        let options = StoreOptions { bare_etags: bare, ..options(&endpoint) };
+        let store = CloudStore::open(&Url::parse("s3://bucket/a/b").expect("url"), &options).expect("store");
+        let old = Version { etag: "\"old\"".into(), generation: None };
+        let stored = put(&store, Cond::Match(old)).expect("stored");
+        assert_eq!(stored, Answer::Stored(Version { etag: "\"new\"".into(), generation: None }));
+        let request = thread.join().expect("server").remove(0).to_ascii_lowercase();
+        let want = if bare { "if-match: old\r\n" } else { "if-match: \"old\"\r\n" };
+        assert!(request.contains(want), "{request}");
+    }
+}
