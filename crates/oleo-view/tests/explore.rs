@@ -186,12 +186,14 @@ fn refusals() {
         assert_eq!(ask("GET", &format!("{root}{path}"), &host), status, "{path}");
     }
     // Heads that are too large or no HTTP end the connection, and the next one is served.
-    let long = format!("{host}X: {}\r\n", "x".repeat(100_000));
-    let status = ask("GET", &list, &long);
-    assert!(matches!(status, 400 | 431), "{status}");
+    let mut stream = TcpStream::connect(at).unwrap();
+    let mut rest = Vec::new();
+    let _ = write!(stream, "GET {list} HTTP/1.1\r\n{host}X: {}\r\n\r\n", "x".repeat(4 << 20));
+    let _ = stream.read_to_end(&mut rest);
+    assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&rest));
     let mut stream = TcpStream::connect(at).unwrap();
     stream.write_all(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n").unwrap();
-    let mut rest = Vec::new();
+    rest.clear();
     let _ = stream.read_to_end(&mut rest);
     assert!(!rest.windows(3).any(|w| w == b"200"));
     assert_eq!(ask("GET", &list, &host), 200);

@@ -124,10 +124,16 @@ pub(super) fn flow(map: &Map) -> Picture {
         right[*to].taken += width;
     }
     for (ends, x, label_x, class) in [(&left, 240.0, 234.0, "s e"), (&right, 750.0, 766.0, "s")] {
+        let mut last = f64::MIN;
         for end in ends.iter().filter(|end| end.bytes > 0) {
             let height = end.bytes as f64 * scale;
+            let middle = end.y + height / 2.0 + 4.0;
             body.rect([x, end.y, 10.0, height.max(1.0)], "bar", &format!("{}: {}", end.label, human(end.bytes)));
-            body.text(label_x, end.y + height / 2.0 + 4.0, class, &end.label);
+            // Where there is no room, pointing and the table tell.
+            if middle - last > 12.0 {
+                body.text(label_x, middle, class, &end.label);
+                last = middle;
+            }
         }
     }
     let rows = sharing.sets.iter().map(|set| {

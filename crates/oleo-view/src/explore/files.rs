@@ -8,6 +8,7 @@ use oleo::Image;
 use oleo::fs::{Attr, DirEntryInfo, FileKind, InodeRef, Target};
 use serde_json::{Value, json};
 
+use super::body::Pieces;
 use super::query::{Query, Refused, encoded, wrong};
 use super::reply::Reply;
 use super::volume::{Current, find, refused};
@@ -21,6 +22,8 @@ const TEXT_BYTES: usize = 64 << 10;
 const HEX_BYTES: usize = 4 << 10;
 /// Bytes of a picture, at most.
 const PICTURE_BYTES_MAX: u64 = 32 << 20;
+/// How often a place of a file that cannot be read is tried anew on a mount.
+const TRIES_MAX: usize = 5;
 /// Bytes that are read at a time.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -208,27 +211,52 @@ pub(super) fn picture(volume: &Current, query: &Query<'_>) -> Result<Reply, Refu
 }
 
 /// The contents of a file, to a writer.
-pub(super) fn copy(image: &Image, inode: &InodeRef, size: u64, mut out: impl Write) -> std::io::Result<()> {
+pub(super) fn copy(image: &Image, inode: &InodeRef, size: u64, out: impl Write) -> std::io::Result<()> {
+    copy_from(image, inode, &mut 0, size, out)
+}
+
+/// The same from a place on, which moves along; what cannot be read is invalid data.
+fn copy_from(image: &Image, inode: &InodeRef, at: &mut u64, size: u64, mut out: impl Write) -> std::io::Result<()> {
     let mut buffer = vec![0; STEP_BYTES];
-    let mut at = 0;
-    while at < size {
-        let want = STEP_BYTES.min(usize::try_from(size - at).unwrap_or(STEP_BYTES));
-        let n = image
-            .fs()
-            .read(inode, at, &mut buffer[..want])
-            .map_err(|error| std::io::Error::other(error.to_string()))?;
+    while *at < size {
+        let want = STEP_BYTES.min(usize::try_from(size - *at).unwrap_or(STEP_BYTES));
+        let read = image.fs().read(inode, *at, &mut buffer[..want]);
+        let n = read.map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidData, error.to_string()))?;
         if n == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
         out.write_all(&buffer[..n])?;
-        at += n as u64;
+        *at += n as u64;
     }
     Ok(())
 }
 
-pub(super) fn download(volume: &Current, query: &Query<'_>) -> Result<Reply, Refused> {
-    let image = volume.image().map_err(refused)?;
-    let (inode, attr, name) = file(&image, query)?;
-    let size = attr.size;
-    Ok(Reply::download(&name, Some(size), Box::new(move |out| copy(&image, &inode, size, out))))
+/// The contents of a file. On a mount, where they may have moved away while they are read, from the newest commit on, if the file is still what it was.
+pub(super) fn download(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
+    let mut image = volume.image().map_err(refused)?;
+    let (mut inode, attr, name) = file(&image, query)?;
+    let names = query.path()?;
+    let volume = volume.clone();
+    let write = move |out: &mut Pieces| {
+        let (mut at, mut tries) = (0, 0);
+        loop {
+            let before = at;
+            match copy_from(&image, &inode, &mut at, attr.size, &mut *out) {
+                Err(error) if error.kind() == std::io::ErrorKind::InvalidData && tries < TRIES_MAX => {
+                    // As long as it goes on it may be tried again.
+                    tries = if at > before { 0 } else { tries + 1 };
+                    let failed = |error: oleo::Error| std::io::Error::other(error.to_string());
+                    let Some(newer) = volume.renewed().map_err(failed)? else { return Err(error) };
+                    let Some(found) = find(&newer, &names).map_err(failed)? else { return Err(error) };
+                    let now = Attr { atime: attr.atime, ..newer.fs().attr(&found) };
+                    if now != attr {
+                        return Err(error);
+                    }
+                    (image, inode) = (newer, found);
+                }
+                other => return other,
+            }
+        }
+    };
+    Ok(Reply::download(&name, Some(attr.size), Box::new(write)))
 }

@@ -65,6 +65,16 @@ impl Current {
         Ok(())
     }
 
+    /// Opens the volume anew, if a mount has it: what was to be read has been overwritten.
+    pub fn renewed(&self) -> oleo::Result<Option<Arc<Image>>> {
+        if self.target.mount.is_none() {
+            return Ok(None);
+        }
+        let mut opened = locked(&self.opened);
+        self.reopen(&mut opened)?;
+        Ok(Some(opened.image.clone()))
+    }
+
     /// Reads something; once more if a mount has overwritten meanwhile what was to be read.
     pub fn read<T>(&self, read: impl Fn(&Arc<Image>) -> oleo::Result<T>) -> oleo::Result<T> {
         let mut tries = 1;
