@@ -111,7 +111,7 @@ impl Free {
                 excluded: ByteLen(0),
                 free_extents: Some(free.len() as u32),
                 read_only: false,
-            row_len: ByteLen(0),
+                row_len: ByteLen(0),
             };
             // Of a full group only the summary is known, as at mount.
             space.add_group(info, (used < len).then_some(free))?;

@@ -27,6 +27,7 @@ mod ready;
 mod receive;
 #[cfg(feature = "remote")]
 mod remote;
+mod replace;
 mod rescue;
 mod restore;
 mod rm;
@@ -74,6 +75,8 @@ pub(crate) enum Command {
     Balance(balance::Command),
     #[command(subcommand)]
     Scrub(scrub::Command),
+    #[command(subcommand)]
+    Replace(replace::Command),
     #[command(subcommand)]
     Quota(quota::Command),
     #[command(subcommand)]
@@ -123,6 +126,7 @@ impl Command {
             Command::Inspect(command) => command.run(),
             Command::Balance(command) => command.run(out),
             Command::Scrub(command) => command.run(out),
+            Command::Replace(command) => command.run(out),
             Command::Quota(command) => command.run(out),
             Command::Qgroup(command) => command.run(out),
             Command::Check(args) => args.run(out),

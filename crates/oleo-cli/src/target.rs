@@ -120,6 +120,11 @@ fn f_type(file: &File) -> Option<u64> {
 }
 
 impl Target {
+    /// An image that is open for changes.
+    pub fn of(image: Image) -> Target {
+        Target::Image { image: Box::new(image), access: Access::Write, start: (TreeId::FS, Ino::ROOT_DIR) }
+    }
+
     pub fn is_mount(&self) -> bool {
         matches!(self, Target::Mount { .. })
     }

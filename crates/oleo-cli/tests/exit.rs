@@ -45,6 +45,8 @@ const COMMANDS: &str = "
     filesystem reclaim IMG
     filesystem defragment IMG f
     filesystem trim IMG
+    device add new IMG
+    device remove 1 IMG
     device ready IMG
     device stats IMG
     device usage IMG
@@ -65,6 +67,10 @@ const COMMANDS: &str = "
     scrub resume IMG
     scrub status IMG
     scrub limit IMG
+    replace start 1 new IMG
+    replace status IMG
+    replace cancel IMG
+    replace resume IMG
     quota enable IMG
     quota disable IMG
     quota rescan IMG
@@ -163,6 +169,14 @@ const REFUSED: &str = "
     subvolume set-default good nope
     subvolume find-new good nope 1
     device scan no-such-directory
+    device add good good
+    device remove 1 good
+    device remove 9 good
+    device remove missing good
+    device remove cancel good
+    replace start 9 no-such-file good
+    replace cancel good
+    replace resume good
     filesystem resize 1M good
     filesystem defragment good nope
     inspect inode-resolve 99999 good
@@ -226,6 +240,10 @@ const MISUSED: &str = "
     re
     inspect dump-tree -t foo good
     inspect logical-resolve here good
+    device add good
+    device remove good
+    device remove cancel 1 good
+    replace start 1 good
     balance start good -dfoo
     balance start good -d foo
     balance start -dusage=5
@@ -325,6 +343,7 @@ fn codes() {
             "inspect",
             "balance",
             "scrub",
+            "replace",
             "quota",
             "qgroup",
             "property",

@@ -646,7 +646,11 @@ fn a_device_that_missed_writes() {
         }
         oracle::run("cp", ["--sparse=always", &text(&old), &text(&made.images[1])]).unwrap();
         let found = made.json(&["scrub", "start", "--json"]);
-        assert_eq!((&found["end"], &found["total"]["uncorrectable_errors"]), (&"done".into(), &0.into()), "{data}: {found}");
+        assert_eq!(
+            (&found["end"], &found["total"]["uncorrectable_errors"]),
+            (&"done".into(), &0.into()),
+            "{data}: {found}"
+        );
         assert!(found["total"]["corrected_errors"].as_u64().unwrap() > 0, "{data}: {found}");
         let read = |images: &[PathBuf], options: &str| {
             let mounted = made.oracle.mount(images, options).unwrap();

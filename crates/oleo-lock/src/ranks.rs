@@ -189,6 +189,9 @@ ranks! {
     PendingSums, "oleo-txn", "`Pending::shards[n]` (read/write)", One, No,
         "checksums of data of the open transaction, and of the frozen one",
         "a look-up, an insertion or a move";
+    CopyRange, "oleo-volume", "`Volume::copying` (read/write)", One, May("data is written, or copied"),
+        "that nothing is written where bytes are being copied",
+        "read: one write; written: a run is copied, or a device gives its place to another";
     StripeRow, "oleo-volume", "`Rows::shards[n]`", Several("number"), May("the row is read and written"),
         "rows of chunks with parity",
         "a part of a row is written, or rebuilt; bad bytes in it are overwritten";
@@ -296,6 +299,9 @@ ranks! {
         "a look, a change, or a wait. Whoever runs one holds nothing of this crate's meanwhile";
     ScrubRun, "oleo-jobs", "`Shared::progress`, `Throttle`, and the lists of a run", Leaf, No,
         "what is reported of a scrub, and what its threads tell each other",
+        "a look or a change";
+    ReplaceState, "oleo-jobs", "`Replacer::state`", Leaf, No,
+        "how far the replacement of a device is, and whether it is to stop",
         "a look or a change";
     DirtyInodes, "oleo-fs", "`Core::dirty[n]`", Leaf, No,
         "inodes with changes",

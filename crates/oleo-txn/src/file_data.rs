@@ -187,6 +187,13 @@ impl Engine {
         Ok(self.0.volume.read_data(at, buf, csums.as_deref())?)
     }
 
+    /// The checksums of those sectors of a range that have some, in runs: where each begins, in bytes from `at`, and what it is.
+    pub fn csum_runs(&self, at: Logical, len: ByteLen) -> Result<Vec<(u64, Vec<u8>)>, TxnError> {
+        let _reader = self.reader();
+        let root = self.root(TreeId::CSUM)?.ok_or(TxnError::NoTree(TreeId::CSUM))?;
+        self.0.csums.runs(self.0.layout, &self.0.blocks, &root, at, len)
+    }
+
     /// The checksums of a range of data, one per sector.
     pub fn csums(&self, at: Logical, len: ByteLen) -> Result<Vec<u8>, TxnError> {
         // The pending half is asked first inside; the root is taken before it, so a settling in between is seen in one.

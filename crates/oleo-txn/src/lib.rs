@@ -14,7 +14,7 @@ mod commit;
 mod count;
 mod csums;
 mod data_ahead;
-mod devices;
+pub mod devices;
 mod drop;
 mod engine;
 mod error;

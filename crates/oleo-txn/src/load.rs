@@ -24,8 +24,8 @@ use crate::trees::{self, TreeState};
 use crate::unreplayed_log;
 
 impl Engine {
-    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: an interrupted replace of a device,
-    /// features it does not know. If there is a log, what it uses is kept, and no commit happens
+    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: the replacement of a device whose
+    /// target is not there, features it does not know. If there is a log, what it uses is kept, and no commit happens
     /// before [`Engine::log_applied`].
     pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
         new_free_space::build(&volume, opts)?;
@@ -72,7 +72,7 @@ impl Engine {
         inner.trees.set(state(root_tree.clone()));
         inner.trees.set(state(chunk_tree));
         if !opts.read_only {
-            refuse_unwritable(inner, &root_tree)?;
+            refuse_unwritable(inner)?;
         }
         tolerant(opts, load_device_stats(inner))?;
         tolerant(opts, load_groups(inner))?;
@@ -95,7 +95,7 @@ fn tolerant<T>(opts: &EngineOptions, loaded: Result<T, TxnError>) -> Result<Opti
 }
 
 /// What is on the volume that writing would have to carry on, by name.
-fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError> {
+fn refuse_unwritable(inner: &Inner) -> Result<(), TxnError> {
     let refuse = |what: &str| Err(TxnError::Refused(what.into()));
     let sb = *inner.super_block.lock();
     let features = sb.features();
@@ -114,16 +114,7 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
             return refuse(&format!("{name} cannot be written yet"));
         }
     }
-    let blocks = &inner.blocks;
-    if let Some(dev_tree) = trees::find(blocks, root_tree, TreeId::DEV)? {
-        let replace = blocks.get(&dev_tree.root, &Key::new(0, ItemType::DEV_REPLACE, 0))?;
-        // `replace_state`: 1 started, 4 suspended (UAPI header); it comes after source, cursors and mode.
-        let state = replace.and_then(|i| i.get(40..48).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes));
-        if matches!(state, Some(1 | 4)) {
-            return refuse("a device replace was interrupted; let the kernel finish or cancel it");
-        }
-    }
-    Ok(())
+    inner.carry_replace_on()
 }
 
 /// Error counters go on from where the last user left them.

@@ -42,6 +42,8 @@ mod read;
 mod rebuild;
 mod records;
 mod recover;
+mod refill;
+mod replace;
 mod rows;
 mod stripes;
 mod stripes_of;
@@ -70,6 +72,8 @@ pub use moved::{Placement, PlacementSource};
 pub use open::{LeftOut, OpenOptions, WhyLeftOut};
 pub use outlook::Outlook;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
+pub use refill::{RefillRun, Refilled, Verify};
+pub use replace::ReplacedDevice;
 pub use rows::{Occupancy, RowStats, Verdict, Witness};
 pub use stripes_of::{ChunkStripes, RowHeld, StripeRead};
 pub use supers::{read_mirrors, read_super};
@@ -95,6 +99,12 @@ pub struct Volume {
     flushers: Flushers,
     rows: Rows,
     losses: Losses,
+    /// Read by whoever writes; written while bytes are copied that nobody may change meanwhile.
+    copying: RwLock<rank::CopyRange, ()>,
+    /// Parity was put in order when it was opened.
+    recovered: bool,
+    /// Devices that gave their place to others, until they are wiped.
+    replaced: Mutex<rank::ReplaceTargets, Vec<ReplacedDevice>>,
     /// Devices that were named and are not used.
     left_out: Vec<LeftOut>,
     /// Devices that say they are about to take another's place.

@@ -193,6 +193,8 @@ pub(crate) struct Member {
     is_new: AtomicBool,
     /// The same of its target.
     target_is_new: AtomicBool,
+    /// The next commit makes its target the device.
+    pub finishing: AtomicBool,
     /// Reads prefer others: it is about to go, and may be rotten.
     avoided: AtomicBool,
     /// New chunks keep away from the space behind this offset in bytes; usually there is no limit.
@@ -219,6 +221,7 @@ impl Member {
             behind: AtomicU64::new(behind),
             is_new: AtomicBool::new(false),
             target_is_new: AtomicBool::new(false),
+            finishing: AtomicBool::new(false),
             avoided: AtomicBool::new(false),
             room_end: AtomicU64::new(u64::MAX),
             counts: Default::default(),

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use oleo_device::Device;
 use oleo_format::{
-    Chunk, Corruption, DevId, DevItem, Generation, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
+    Chunk, Corruption, DevId, DevItem, Generation, Incompat, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
     SuperFlags, TreeId,
 };
 use oleo_lock::{Mutex, RwLock};
@@ -59,6 +59,20 @@ impl Volume {
     /// Opens the volume on these devices. Every member must be present unless `degraded` is set; seeds that the volume
     /// grew from are members, too.
     pub fn open(devices: Vec<Arc<dyn Device>>, opts: &OpenOptions) -> Result<Volume, VolumeError> {
+        Volume::open_as(devices, opts, None)
+    }
+
+    /// Opens seeds to make another volume of them, with this UUID: they are read, and what is written goes to the device that is to be
+    /// added first ([`attach`](Self::attach)). Until that is committed nothing is on disk.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); or they are no seeds.
+    pub fn sprout(devices: Vec<Arc<dyn Device>>, fsid: Uuid) -> Result<Volume, VolumeError> {
+        let opts = OpenOptions { write: true, ..OpenOptions::default() };
+        Volume::open_as(devices, &opts, Some(fsid))
+    }
+
+    fn open_as(devices: Vec<Arc<dyn Device>>, opts: &OpenOptions, sprout: Option<Uuid>) -> Result<Volume, VolumeError> {
         if opts.write && opts.super_copy.is_some() {
             return Err(VolumeError::Unsupported { what: "writing from a chosen copy of the superblock".into() });
         }
@@ -69,6 +83,15 @@ impl Volume {
             return Err(VolumeError::NoBackup(nth));
         }
         check_fields(&main).map_err(|e| e.within("superblock"))?;
+        if let Some(fsid) = sprout {
+            if !main.flags().contains(SuperFlags::SEEDING) {
+                return Err(VolumeError::Unsupported { what: "making another volume of one that is no seed".into() });
+            }
+            main.flags = (main.flags() - SuperFlags::SEEDING).bits().into();
+            main.fsid = fsid.into_bytes();
+            main.metadata_uuid = [0; 16];
+            main.incompat_flags = (main.features().incompat - Incompat::METADATA_UUID).bits().into();
+        }
         check_features(&main, opts.write)?;
         if opts.write && found.iter().any(|f| f.sb.fsid == main.fsid && f.device.read_only()) {
             return Err(VolumeError::ReadOnly);
@@ -97,6 +120,9 @@ impl Volume {
             left_out: outdated,
             targets: Mutex::default(),
             placement: OnceLock::new(),
+            copying: RwLock::default(),
+            replaced: Mutex::default(),
+            recovered: false,
             poisoned: OnceLock::new(),
         };
         volume.rows.set_patches(of_system);
@@ -156,6 +182,7 @@ impl Volume {
             }
             if !recorded.is_empty() {
                 put_in_order(&members, &patches)?;
+                volume.recovered = true;
             }
             volume.rows.set_patches(Patches::default());
         } else {
@@ -207,6 +234,9 @@ impl Volume {
             left_out: Vec::new(),
             targets: Mutex::default(),
             placement: OnceLock::new(),
+            copying: RwLock::default(),
+            replaced: Mutex::default(),
+            recovered: false,
             poisoned: OnceLock::new(),
         })
     }

@@ -92,6 +92,7 @@ impl Volume {
 
     fn write_parts(&self, parts: &[(Logical, &[u8])], hand_over: HandOver) -> Result<(), VolumeError> {
         self.may_write()?;
+        let _nothing_is_copied = self.copying.read();
         let mut writes = Writes::default();
         let mut rows = RowWrites::default();
         for &(at, bytes) in parts {
@@ -198,7 +199,13 @@ impl Volume {
         // What is recorded from here on may be under way when this is the newest; what was recorded before is written.
         self.rows.records.lock().bases[1] = sb.into();
         let losses = self.losses.count();
+        // From the exchange until a superblock says so nobody writes: it would be on one of the two alone.
+        let finishing = self.is_finishing();
+        let _nobody_writes = finishing.then(|| self.copying.write());
         self.barrier()?;
+        if finishing {
+            self.exchange();
+        }
         let (new, known): (Vec<_>, Vec<_>) = self.outputs().into_iter().partition(Output::is_new);
         // A superblock that names a device comes after that device's own: the other way round a crash leaves a volume with a device that
         // nobody can recognise.

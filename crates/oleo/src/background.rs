@@ -6,7 +6,7 @@
 //! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
 //! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between; first of all it
 //! counts quota groups, where that was cut short; *balance* runs balances that are asked for, and resumes one that was cut short
-//! if it is to; *scrub* runs scrubs that are asked for.
+//! if it is to; *replace* does the same for the replacement of a device; *scrub* runs scrubs that are asked for.
 //!
 //! Stopping: the threads are asked to end and waited for; each looks at least every half second. What they did not get to do, the
 //! next commit does, or (cleaning) [`Image::clean`] or the next opening. Locks: none; the first error waits in a channel of one
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use oleo_format::QgroupStatusFlags;
 use oleo_fs::Fs;
-use oleo_jobs::{BalanceEnd, BalanceState, Balancer, ScrubEnd, Scrubber};
+use oleo_jobs::{BalanceEnd, BalanceState, Balancer, Replacer, ScrubEnd, Scrubber};
 
 use crate::notices::{self, OnNotice};
 use crate::{Error, Image, control};
@@ -108,6 +108,8 @@ pub enum BackgroundTask {
     Balance,
     /// A scrub.
     Scrub,
+    /// Replacing a device.
+    Replace,
 }
 
 impl fmt::Display for BackgroundTask {
@@ -120,6 +122,7 @@ impl fmt::Display for BackgroundTask {
             BackgroundTask::ResumeBalance => "resuming the balance that was interrupted",
             BackgroundTask::Balance => "balance",
             BackgroundTask::Scrub => "scrub",
+            BackgroundTask::Replace => "replace",
         })
     }
 }
@@ -159,6 +162,7 @@ pub struct Background {
     fs: Fs,
     balancer: Arc<Balancer>,
     scrubber: Arc<Scrubber>,
+    replacer: Arc<Replacer>,
     /// Dropped to have the threads end.
     alive: Option<Sender<()>>,
     threads: Vec<JoinHandle<()>>,
@@ -210,15 +214,17 @@ impl Image {
         if self.is_writable() {
             let (interval, resume) = (options.commit_interval, options.resume_balance);
             let balancer = self.balancer_shared();
+            let replacer = self.replacer().clone();
             worker.start(&mut threads, BackgroundTask::Commit, move |w| w.commit(interval));
             worker.start(&mut threads, BackgroundTask::WriteBack, Worker::write_back);
             worker.start(&mut threads, BackgroundTask::Clean, Worker::clean);
             worker.start(&mut threads, BackgroundTask::Balance, move |w| w.balance(&balancer, resume));
             let scrubber = self.scrubber_shared();
             worker.start(&mut threads, BackgroundTask::Scrub, move |w| w.scrub(&scrubber));
+            worker.start(&mut threads, BackgroundTask::Replace, move |w| w.replace(&replacer));
         }
-        let (balancer, scrubber) = (self.balancer_shared(), self.scrubber_shared());
-        Background { fs, balancer, scrubber, alive: Some(alive), threads, first }
+        let (balancer, scrubber, replacer) = (self.balancer_shared(), self.scrubber_shared(), self.replacer().clone());
+        Background { fs, balancer, scrubber, replacer, alive: Some(alive), threads, first }
     }
 }
 
@@ -242,6 +248,7 @@ impl Background {
                 // Again and again: one may have been asked for a moment ago.
                 self.balancer.interrupt();
                 self.scrubber.interrupt();
+                self.replacer.interrupt();
                 self.fs.wake_background();
                 std::thread::sleep(POLL_INTERVAL);
             }
@@ -370,6 +377,21 @@ impl Worker {
                         }
                         break;
                     }
+                }
+            }
+        }
+    }
+
+    /// One that was interrupted goes on by itself, unless its target is not there.
+    fn replace(&self, replacer: &Replacer) {
+        let _ = replacer.resume();
+        while !self.wait(LOOK_UP) {
+            if !replacer.is_wanted() {
+                continue;
+            }
+            if let Err(error) = replacer.run() {
+                if !replacer.is_wanted() {
+                    self.failed(BackgroundTask::Replace, error);
                 }
             }
         }

@@ -38,8 +38,8 @@ pub use location::Location;
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
 pub use oleo_jobs::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented,
-    DeviceJob, Filters, NewExtent, NewSize, Reclaimed, Removed, Resized, ScrubEnd, ScrubStatus, ScrubWant, Span,
-    Unhealed, What,
+    DeviceJob, Filters, NewExtent, NewSize, Reclaimed, Removed, ReplaceState, ReplaceStatus, Resized, ScrubEnd,
+    ScrubStatus, ScrubWant, Span, Unhealed, What,
 };
 pub use reply::{
     DeviceCounts, DeviceErrors, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown,

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use oleo_device::FileOptions;
-use oleo_format::DevId;
+use oleo_format::{DevId, SuperFlags};
 use oleo_volume::NewDevice;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Place, PlaceOptions, open_named};
-use crate::{Error, Hint, Image, Result};
+use crate::{Access, Error, Hint, Image, OpenOptions, Result};
 
-pub use oleo_jobs::{DeviceJob, Members, Removed};
+pub use oleo_jobs::{DeviceJob, Members, Removed, ReplaceState, ReplaceStatus, Replacer};
 
 /// Which device of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -66,6 +66,29 @@ impl Image {
         self.prepare_device(name, options).and_then(|new| Ok(self.members().add(new)?)).map_err(|e| e.of_image(name))
     }
 
+    /// Makes a new volume of a seed: it has all that the seed has, which stays as it is, and what is written goes to the new device. It is on
+    /// disk when this returns; from then on it is opened by naming both.
+    ///
+    /// # Errors
+    /// It is no seed; or as [`Image::device_add`].
+    pub fn sprout(
+        seed: impl AsRef<Path>,
+        options: &OpenOptions,
+        name: impl AsRef<Path>,
+        add: &AddOptions,
+    ) -> Result<Image> {
+        let mut options = options.clone().access(Access::Write);
+        options.sprout = Some(options.fs.uuids.fresh());
+        let image = Image::open(seed, &options)?;
+        image.device_add(name, add)?;
+        Ok(image)
+    }
+
+    /// Whether it is a seed, which others are made of.
+    pub fn is_seed(&self) -> bool {
+        self.volume().super_block().flags().contains(SuperFlags::SEEDING)
+    }
+
     /// Opens and wipes a device that is to become part of the volume.
     pub(crate) fn prepare_device(&self, name: &Path, options: &AddOptions) -> Result<NewDevice> {
         if self.volume().read_only() {
@@ -92,6 +115,33 @@ impl Image {
     /// ([`Members::cancel`]); a balance is under way.
     pub fn device_remove(&self, which: &WhichDevice, avoid_reading: bool) -> Result<Removed> {
         Ok(self.members().remove(self.device_number(which)?, avoid_reading)?)
+    }
+
+    /// Has a new device take another's place, and begins it: [`Replacer::run`] does it, and where the image has a
+    /// [`Background`](crate::Background) that does.
+    ///
+    /// # Errors
+    /// As [`Image::device_add`]; or the new one is too short, or another is being replaced.
+    pub fn device_replace(
+        &self,
+        source: &WhichDevice,
+        name: impl AsRef<Path>,
+        options: &AddOptions,
+        avoid_reading: bool,
+    ) -> Result<()> {
+        let (source, name) = (self.device_number(source)?, name.as_ref());
+        let start = |new| Ok(self.replacer().start(source, new, avoid_reading)?);
+        self.prepare_device(name, options).and_then(start).map_err(|e| e.of_image(name))
+    }
+
+    /// Brings a device that missed writes up to date from the others; returns how many bytes were written. It is relied on from then on. What
+    /// no other device has good is no better there.
+    ///
+    /// # Errors
+    /// There is no such device, or one failed.
+    pub fn device_resync(&self, devid: DevId) -> Result<u64> {
+        let done = oleo_jobs::resync(self.fs(), devid, &|_| (), &|| true)?;
+        Ok(done.map_or(0, |done| done.written))
     }
 
     /// The number of a device.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use oleo_device::{Device, FileOptions};
 use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
 use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions, errno};
-use oleo_jobs::{Balancer, Members, Scrubber};
+use oleo_jobs::{Balancer, Members, Replacer, Scrubber};
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
@@ -31,6 +31,7 @@ pub struct Image {
     balancer: Arc<Balancer>,
     members: Members,
     scrubber: Arc<Scrubber>,
+    replacer: Arc<Replacer>,
     write: bool,
 }
 
@@ -87,7 +88,10 @@ impl Image {
     ) -> Result<Image> {
         let volume_options =
             VolumeOptions { write: options.writes(), degraded: options.degraded, backup, super_copy: None };
-        let mut volume = Arc::new(Volume::open(devices.clone(), &volume_options)?);
+        let mut volume = Arc::new(match options.sprout {
+            Some(fsid) => Volume::sprout(devices.clone(), fsid)?,
+            None => Volume::open(devices.clone(), &volume_options)?,
+        });
         let has_log = volume.super_block().log_root.get() != 0;
         // The log goes on from the newest roots, no others.
         if has_log && !options.writes() && !options.no_log_replay && backup.is_none() {
@@ -129,8 +133,16 @@ impl Image {
         };
         let balancer = Arc::new(balancer);
         let members = Members::new(&fs, balancer.clone());
+        let replacer = match Replacer::new(&fs, balancer.clone()) {
+            Err(_) if options.ignore_bad_trees && !options.writes() => Replacer::idle(&fs, balancer.clone()),
+            other => other?,
+        };
+        if options.writes() {
+            replacer.note_lost_target()?;
+        }
+        let (on_notice, replacer) = (options.on_notice.clone(), Arc::new(replacer));
         let scrubber = Arc::new(Scrubber::new(&fs));
-        Ok(Image { fs, on_notice: options.on_notice.clone(), balancer, members, scrubber, write: options.writes() })
+        Ok(Image { fs, on_notice, balancer, members, replacer, scrubber, write: options.writes() })
     }
 
     /// The full interface to files and names.
@@ -155,6 +167,11 @@ impl Image {
 
     pub(crate) fn scrubber_shared(&self) -> Arc<Scrubber> {
         self.scrubber.clone()
+    }
+
+    /// The replacement of a device.
+    pub fn replacer(&self) -> &Arc<Replacer> {
+        &self.replacer
     }
 
     pub(crate) fn balancer_shared(&self) -> Arc<Balancer> {
@@ -451,7 +468,7 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
     places.mirrored(!options.devices.is_empty() || !options.scan.is_empty());
     let open = |place: &Place, offset: u64, claimed: bool| {
         let how = FileOptions::default()
-            .write(options.writes())
+            .write(options.writes() && options.sprout.is_none())
             .offset(offset)
             .read_in_use(options.access == Access::ReadOnlyInUse)
             .claimed(claimed);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use oleo_fs::FsOptions;
+use uuid::Uuid;
 
 use crate::device::PlaceOptions;
 use crate::notices::OnNotice;
@@ -62,6 +63,8 @@ pub struct OpenOptions {
     pub places: PlaceOptions,
     /// Clock, UUIDs, compression of new data.
     pub fs: FsOptions,
+    /// The UUID of a volume that is made of this one, which is a seed.
+    pub(crate) sprout: Option<Uuid>,
     /// Told what is not as it should be with the devices.
     pub on_notice: OnNotice,
 }
@@ -84,6 +87,7 @@ impl Default for OpenOptions {
             cache_bytes: 64 << 20,
             places: PlaceOptions::default(),
             fs: FsOptions::default(),
+            sprout: None,
             on_notice: OnNotice::default(),
         }
     }

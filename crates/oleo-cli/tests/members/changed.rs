@@ -12,9 +12,9 @@ use oleo_sim::served::{Limits, Served};
 use crate::common::{fails_with, json, ok, run};
 use crate::{PROGRAM, files, noise, volume};
 
-const LEN: usize = 20 << 20;
+pub const LEN: usize = 20 << 20;
 
-fn fill(dir: &Path, on: &[&str], names: &[&str]) {
+pub fn fill(dir: &Path, on: &[&str], names: &[&str]) {
     for name in names {
         fs::write(dir.join("src"), noise(name, LEN)).unwrap();
         ok(dir, &[&["put"][..], &volume(on), &["src", &format!("/{name}")]].concat());
@@ -22,7 +22,7 @@ fn fill(dir: &Path, on: &[&str], names: &[&str]) {
 }
 
 /// The kernel finds nothing wrong on these devices, reads what there is, and writes.
-fn kernel_carries_on(oracle: Oracle, dir: &Path, on: &[&str], names: &[&str], what: &str) {
+pub fn kernel_carries_on(oracle: Oracle, dir: &Path, on: &[&str], names: &[&str], what: &str) {
     let paths: Vec<_> = on.iter().map(|name| dir.join(name)).collect();
     oracle.must_be_sound(&paths, what).unwrap();
     let mounted = oracle.mount(&paths, "").unwrap_or_else(|e| panic!("{what}: {e:#}"));
@@ -122,7 +122,7 @@ fn refusals() {
 }
 
 /// Writes and reads until it is told to stop; what is there at the end.
-fn load(top: &Path, worker: u64, stop: &AtomicBool) -> Vec<(String, usize)> {
+pub fn load(top: &Path, worker: u64, stop: &AtomicBool) -> Vec<(String, usize)> {
     let mut there = Vec::new();
     for n in 0.. {
         if stop.load(Ordering::Relaxed) {
@@ -161,7 +161,14 @@ fn beside_writers() {
     let mount = top.display().to_string();
     let stop = AtomicBool::new(false);
     let there: Vec<(String, usize)> = std::thread::scope(|threads| {
-        let workers: Vec<_> = (0..3).map(|n| threads.spawn({ let (top, stop) = (&top, &stop); move || load(top, n, stop) })).collect();
+        let workers: Vec<_> = (0..3)
+            .map(|n| {
+                threads.spawn({
+                    let (top, stop) = (&top, &stop);
+                    move || load(top, n, stop)
+                })
+            })
+            .collect();
         for (add, remove) in [("b", "1"), ("a", "2")] {
             std::thread::sleep(Duration::from_millis(300));
             let done = [run(dir, &["device", "add", add, &mount]), run(dir, &["device", "remove", remove, &mount])];
@@ -200,7 +207,11 @@ fn killed() {
         let images = [dir.join("a"), dir.join("b")];
         let mut served = Served::mount(Path::new(PROGRAM), &images, "", Limits::default()).unwrap();
         let mount = served.path().display().to_string();
-        let mut removal = Command::new(PROGRAM).args(["device", "remove", "1", &mount]).stderr(std::process::Stdio::null()).spawn().unwrap();
+        let mut removal = Command::new(PROGRAM)
+            .args(["device", "remove", "1", &mount])
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
         std::thread::sleep(Duration::from_millis(wait));
         served.kill().unwrap();
         removal.wait().unwrap();
@@ -215,4 +226,25 @@ fn killed() {
         kernel_carries_on(oracle, dir, &["b"], &["one", "two", "three", "four"], &what);
     }
     assert!(cut_short > 0, "none was cut short: this shows nothing");
+}
+
+/// Goal: a volume is made of a seed, which stays as it is; both are read together, by the kernel, too; without the seed, when it is removed.
+#[test]
+fn of_a_seed() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "600M", "-d", "single", "-m", "dup", "seed"]);
+    fill(dir, &["seed"], &["one", "two"]);
+    oleo_sim::oracle::run("btrfstune", ["-S", "1", &dir.join("seed").display().to_string()]).unwrap();
+    let before = fs::read(dir.join("seed")).unwrap();
+    files(dir, &["new"], 700 << 20);
+    ok(dir, &["device", "add", "new", "seed"]);
+    assert!(fs::read(dir.join("seed")).unwrap() == before, "the seed stays as it is");
+    kernel_carries_on(oracle, dir, &["new", "seed"], &["one", "two"], "a sprout");
+    fill(dir, &["new", "seed"], &["three"]);
+    ok(dir, &["device", "remove", "1", "new", "--device", "seed"]);
+    assert!(fs::read(dir.join("seed")).unwrap() == before, "the seed stays as it is");
+    kernel_carries_on(oracle, dir, &["new"], &["one", "two", "three"], "without the seed");
+    fails_with(dir, 1, &["mkdir", "seed", "d"]);
 }

@@ -16,9 +16,13 @@ const LEN: usize = 3 << 20;
 #[test]
 fn in_turns_without_a_device() {
     let Some(oracle) = oracle() else { return };
-    for (data, metadata, count) in
-        [("raid1", "raid1", 2), ("raid1c3", "raid1c3", 3), ("raid10", "raid1", 4), ("raid5", "raid1", 3), ("raid6", "raid1c3", 4)]
-    {
+    for (data, metadata, count) in [
+        ("raid1", "raid1", 2),
+        ("raid1c3", "raid1c3", 3),
+        ("raid10", "raid1", 4),
+        ("raid5", "raid1", 3),
+        ("raid6", "raid1c3", 4),
+    ] {
         for gone in [0, count - 1] {
             let what = format!("{data} on {count} without {gone}");
             let scratch = oracle.scratch().unwrap();
@@ -47,7 +51,8 @@ fn in_turns_without_a_device() {
                 }
             };
             put(false, names, "whole");
-            let left: Vec<&str> = names.iter().enumerate().filter(|(nth, _)| *nth != gone).map(|(_, name)| *name).collect();
+            let left: Vec<&str> =
+                names.iter().enumerate().filter(|(nth, _)| *nth != gone).map(|(_, name)| *name).collect();
             let paths: Vec<PathBuf> = left.iter().map(|name| dir.join(name)).collect();
             let refused = on(&["mkdir"], &left, &["d"]);
             fails_with(dir, 1, &refused.iter().map(String::as_str).collect::<Vec<_>>());
@@ -96,7 +101,9 @@ fn profiles_fall_back() {
     ok(dir, &["put", "a", "--degraded", "src", "/large"]);
     let profiles = |args: &[&str]| -> Vec<String> {
         let shown = json(dir, &[&["filesystem", "df", "--json"], args].concat());
-        let line = |group: &serde_json::Value| format!("{} {}", group["type"], group["profile"]).replace('"', "").to_lowercase();
+        let line = |group: &serde_json::Value| {
+            format!("{} {}", group["type"], group["profile"]).replace('"', "").to_lowercase()
+        };
         shown.as_array().unwrap().iter().map(line).collect()
     };
     assert!(profiles(&["a", "--degraded"]).contains(&"data single".into()), "{:?}", profiles(&["a", "--degraded"]));
@@ -113,10 +120,15 @@ fn what_cannot_be() {
     ok(dir, &["mkfs", "--size", "512M", "-d", "single", "-m", "raid1", "a", "b"]);
     fs::write(dir.join("src"), noise("f", 50 << 20)).unwrap();
     ok(dir, &["put", "a", "--device", "b", "src", "/f"]);
-    let texts = [fails_with(dir, 1, &["mkdir", "--degraded", "a", "d"]), fails_with(dir, 1, &["mkdir", "--degraded", "b", "d"])];
+    let texts = [
+        fails_with(dir, 1, &["mkdir", "--degraded", "a", "d"]),
+        fails_with(dir, 1, &["mkdir", "--degraded", "b", "d"]),
+    ];
     assert!(texts.iter().any(|text| text.contains("cannot do without device")), "{texts:?}");
     ok(dir, &["mkfs", "--size", "512M", "other"]);
-    assert!(fails_with(dir, 1, &["mkdir", "a", "--device", "b", "--device", "other", "d"]).contains("other belongs to"));
+    assert!(
+        fails_with(dir, 1, &["mkdir", "a", "--device", "b", "--device", "other", "d"]).contains("other belongs to")
+    );
     fs::copy(dir.join("b"), dir.join("copy")).unwrap();
     assert!(fails_with(dir, 1, &["mkdir", "a", "--device", "b", "--device", "copy", "d"]).contains("both say"));
     // A copy that is older is not used.

@@ -4,6 +4,7 @@ mod changed;
 #[path = "../common/mod.rs"]
 mod common;
 mod lost;
+mod replaced;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_oleo");
 
 /// Bytes that no other name and length has.
 fn noise(name: &str, len: usize) -> Vec<u8> {
-    let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)) | 1;
+    let mut state =
+        name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)) | 1;
     let mut byte = || {
         state ^= state << 13;
         state ^= state >> 7;

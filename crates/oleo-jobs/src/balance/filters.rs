@@ -303,7 +303,10 @@ mod tests {
         let hints = Hints::new(profile, 4096);
         let chunk = ChunkMap { start, len, flags, profile, stripes, hints };
         let (used, excluded) = (ByteLen(used), ByteLen(0));
-        (GroupInfo { start, len, flags, used, excluded, free_extents: None, read_only: false, row_len: ByteLen(0) }, chunk)
+        (
+            GroupInfo { start, len, flags, used, excluded, free_extents: None, read_only: false, row_len: ByteLen(0) },
+            chunk,
+        )
     }
 
     fn takes(filters: &str, group: &(GroupInfo, ChunkMap)) -> bool {

@@ -8,6 +8,8 @@
 //! Locks: none. Nothing else moves groups meanwhile (`Balancer::exclusively`).
 //! Crash or cancelling before (3): what was moved stays moved, and the device is part of the volume. After it, it is not.
 
+mod replace;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,6 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::vacate::{Watch, behind, empty};
 use crate::{Balancer, JobError};
+
+pub use replace::{ReplaceState, ReplaceStatus, Replacer, resync};
 
 /// How often a device is emptied: each time but the first there was a chunk that was being made when it began.
 const ROUNDS_MAX: u32 = 8;
@@ -160,9 +164,8 @@ impl Members {
         if !devices.iter().any(|device| device.devid == devid) {
             return Err(JobError::refused(errno::ENODEV, format!("there is no device {devid}")));
         }
-        let stays = |d: &&oleo_volume::DeviceInfo| {
-            d.devid != devid && !d.seed && !d.missing && !d.failed && d.behind <= 1
-        };
+        let stays =
+            |d: &&oleo_volume::DeviceInfo| d.devid != devid && !d.seed && !d.missing && !d.failed && d.behind <= 1;
         let left = devices.iter().filter(stays).count();
         if left == 0 {
             return Err(JobError::refused(errno::EINVAL, format!("device {devid} is the last that can be written to")));

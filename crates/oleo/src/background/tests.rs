@@ -179,7 +179,8 @@ fn a_panic_ends_all_changes() -> Result {
     let mut threads = Vec::new();
     worker.start(&mut threads, BackgroundTask::Clean, |_| panic!("here"));
     let (fs, balancer, scrubber) = (image.fs().clone(), image.balancer_shared(), image.scrubber_shared());
-    let background = Background { fs, balancer, scrubber, alive: Some(alive), threads, first };
+    let replacer = image.replacer().clone();
+    let background = Background { fs, balancer, scrubber, replacer, alive: Some(alive), threads, first };
     assert!(matches!(background.stop(), Err(BackgroundError::ReadOnly { .. })));
     assert!(image.write("file", b"contents").is_err());
     Ok(())

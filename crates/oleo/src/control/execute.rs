@@ -160,6 +160,10 @@ impl Executor<'_> {
                 self.caller.must_be_privileged("ask for the scrub")?;
                 scrub::status(self.image, files)?
             }
+            Request::ReplaceStatus => {
+                self.caller.must_be_privileged("ask for work on devices")?;
+                Reply::Replace(Box::new(self.image.replacer().status()))
+            }
             Request::SubvolSizes => {
                 self.caller.must_be_privileged("list all subvolumes")?;
                 Reply::Sizes(oleo_jobs::subvol_sizes(fs)?.into_iter().map(Into::into).collect())

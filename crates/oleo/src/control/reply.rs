@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use oleo_format::{ByteLen, DevId, Generation, Ino, TreeId};
 use oleo_fs::{SubvolInfo, Time};
 use oleo_jobs::{
-    BalanceStatus, Defragmented, DeviceJob, NewExtent, Reclaimed, Removed, Resized, ScrubStatus, SubvolSize, Unhealed,
+    BalanceStatus, Defragmented, DeviceJob, NewExtent, Reclaimed, Removed, ReplaceStatus, Resized, ScrubStatus,
+    SubvolSize, Unhealed,
 };
 use oleo_stream::Sent;
 use oleo_stream::receive::Report;
@@ -65,6 +66,8 @@ pub enum Reply {
     Resized(Resized),
     /// What the removal of a device did.
     DeviceRemoved(Removed),
+    /// The replacement of a device.
+    Replace(Box<ReplaceStatus>),
     /// What is under way with devices.
     DeviceJob(DeviceJob),
     /// What a defragmentation did.

@@ -172,6 +172,8 @@ pub enum Request {
     },
     /// What is under way of that. Answer: [`Reply::DeviceJob`](super::Reply::DeviceJob).
     DeviceJob,
+    /// State and progress of the replacement of a device. Answer: [`Reply::Replace`](super::Reply::Replace).
+    ReplaceStatus,
     /// State and progress of the balance. Answer: [`Reply::Balance`](super::Reply::Balance).
     BalanceStatus,
     /// Starts, resumes, cancels or slows a scrub. Starting one returns [`Reply::Number`](super::Reply::Number): the scrub runs in the background of a mount, and
@@ -300,6 +302,7 @@ impl Request {
             | Request::BalanceStatus
             | Request::DeviceJob
             | Request::ScrubStatus { .. }
+            | Request::ReplaceStatus
             | Request::SubvolSizes
             | Request::Frees { .. }
             | Request::Df
@@ -344,6 +347,23 @@ pub enum DeviceChange {
     },
     /// Ends a removal that is under way.
     CancelRemoval,
+    /// Has a new device take another's place; it is begun when this is answered.
+    Replace {
+        /// Which.
+        source: WhichDevice,
+        /// Where the new one is, for the process that has the volume open.
+        place: String,
+        /// Overwrite what it holds.
+        force: bool,
+        /// Discard all of it first.
+        discard: bool,
+        /// Read from other copies.
+        avoid_reading: bool,
+    },
+    /// Goes on with a replacement that was interrupted.
+    ResumeReplace,
+    /// Ends a replacement; the device stays.
+    CancelReplace,
 }
 
 /// A change of the balance.

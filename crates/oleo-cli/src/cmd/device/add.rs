@@ -2,15 +2,19 @@
 
 use std::path::PathBuf;
 
+use oleo::Image;
 use oleo::control::{DeviceChange, Reply, Request};
 use oleo::device::Place;
+use oleo::devices::AddOptions;
 
-use crate::out::Out;
-use crate::target::{Access, VolumeArg, answer};
+use crate::args::ImageArgs;
+use crate::out::{Out, misuse};
+use crate::target::{Access, Target, VolumeArg, answer, mount_of};
 
 /// Add devices to a volume
 ///
-/// From then on the volume cannot be opened without them. What is there stays where it is; `oleo balance start` spreads it.
+/// From then on the volume cannot be opened without them. What is there stays where it is; `oleo balance start` spreads it. With a seed,
+/// the first device becomes a new volume that is made of it; `oleo device remove` of the seed makes it whole by itself.
 #[derive(clap::Args)]
 #[command(override_usage = "oleo device add [OPTIONS] DEVICE... IMG|PATH")]
 pub(crate) struct Args {
@@ -29,8 +33,22 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let target = self.on.open(Access::Write)?;
-        for new in &self.new {
+        let mut new = self.new.as_slice();
+        let target = match self.seed()? {
+            Some(seed) => {
+                let (first, rest) = new.split_first().ok_or_else(|| misuse!("missing argument DEVICE"))?;
+                new = rest;
+                let how = AddOptions::default()
+                    .force(self.force)
+                    .discard(!self.no_discard)
+                    .places(seed.others.store.places()?);
+                let image = Image::sprout(&seed.image, &seed.options()?, first, &how)?;
+                out.note(format!("{}: {} is a new volume made of it", self.on.path.display(), first.display()));
+                Target::of(image)
+            }
+            None => self.on.open(Access::Write)?,
+        };
+        for new in new {
             let change = DeviceChange::Add {
                 place: Place::parse(new)?.absolute().display().to_string(),
                 force: self.force,
@@ -40,5 +58,14 @@ impl Args {
             out.note(format!("{}: {} is device {devid}", self.on.path.display(), new.display()));
         }
         Ok(target.close()?)
+    }
+
+    /// The image, if it is a seed.
+    fn seed(&self) -> anyhow::Result<Option<ImageArgs>> {
+        if mount_of(&self.on.path)?.is_some() {
+            return Ok(None);
+        }
+        let args = ImageArgs { image: self.on.path.clone(), others: self.on.others.clone() };
+        Ok(args.read().is_ok_and(|image| image.is_seed()).then_some(args))
     }
 }

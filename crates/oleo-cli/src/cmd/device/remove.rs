@@ -19,7 +19,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// An interruption (Ctrl-C) on an image, and `oleo device remove cancel PATH` on a mount, leave the device in the volume; what was moved
 /// stays moved.
 #[derive(clap::Args)]
-#[command(override_usage = "oleo device remove [OPTIONS] DEVICE|DEVID|missing... IMG|PATH\n       oleo device remove cancel PATH")]
+#[command(
+    override_usage = "oleo device remove [OPTIONS] DEVICE|DEVID|missing... IMG|PATH\n       oleo device remove cancel PATH"
+)]
 pub(crate) struct Args {
     /// Paths or numbers of devices; missing for one that is not there; cancel ends the removal that a mount has under way.
     #[arg(value_name = "DEVICE|DEVID|missing|cancel", required = true, num_args = 1..)]

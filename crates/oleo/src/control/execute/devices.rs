@@ -17,6 +17,13 @@ pub(super) fn change(image: &Image, change: DeviceChange) -> Result<Reply, Error
         DeviceChange::Remove { which, avoid_reading } => {
             Reply::DeviceRemoved(image.device_remove(&which, avoid_reading)?)
         }
+        DeviceChange::Replace { source, place, force, discard, avoid_reading } => {
+            let options = AddOptions::default().force(force).discard(discard);
+            image.device_replace(&source, Path::new(&place), &options, avoid_reading)?;
+            Reply::Done
+        }
+        DeviceChange::ResumeReplace => image.replacer().resume().map(|()| Reply::Done)?,
+        DeviceChange::CancelReplace => image.replacer().cancel().map(|()| Reply::Done)?,
         DeviceChange::CancelRemoval => image.members().cancel().map(|()| Reply::Done)?,
     })
 }

@@ -1,0 +1,197 @@
+//! `oleo replace`
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use oleo::control::{DeviceChange, ReplaceState, ReplaceStatus, Reply, Request, WhichDevice};
+use oleo::device::Place;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::out::{Out, Said, human, json, println_or_end};
+use crate::target::{Access, Target, VolumeArg, answer};
+
+/// How often the progress is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Replace a device of a volume by another
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Start(Start),
+    Status(Status),
+    Cancel(Cancel),
+    Resume(Resume),
+}
+
+/// Have a new device take the place of another
+///
+/// On an image the command returns when it is done; if it is interrupted (Ctrl-C), `oleo replace resume` continues. On a mount it
+/// continues in the background.
+#[derive(clap::Args)]
+#[command(override_usage = "oleo replace start [OPTIONS] DEVICE|DEVID|missing NEW IMG|PATH")]
+pub(crate) struct Start {
+    /// Path or number of the device that goes; missing for one that is not there.
+    #[arg(value_name = "DEVICE|DEVID|missing")]
+    source: String,
+    /// File or block device that takes its place, at least as long.
+    #[arg(value_name = "NEW")]
+    new: PathBuf,
+    #[command(flatten)]
+    on: VolumeArg,
+    /// Overwrite what is on the new device.
+    #[arg(long, short)]
+    force: bool,
+    /// Read from the old device only what no other has.
+    #[arg(long, short = 'r')]
+    avoid_reading: bool,
+    /// Do not discard what is on the new device.
+    #[arg(long, short = 'K', visible_alias = "nodiscard")]
+    no_discard: bool,
+    /// Wait until a mount has done it.
+    #[arg(long, short = 'B')]
+    foreground: bool,
+}
+
+/// Show how far a replacement is, or how the last one ended
+#[derive(clap::Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    on: VolumeArg,
+    /// Show JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// End a replacement; the old device stays
+#[derive(clap::Args)]
+pub(crate) struct Cancel {
+    #[command(flatten)]
+    on: VolumeArg,
+}
+
+/// Continue a replacement that was interrupted, by Oleo or the kernel
+#[derive(clap::Args)]
+pub(crate) struct Resume {
+    #[command(flatten)]
+    on: VolumeArg,
+}
+
+impl Command {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        match self {
+            Command::Start(args) => args.run(out),
+            Command::Status(args) => args.run(),
+            Command::Cancel(args) => {
+                args.on.change(out, Request::Device { change: DeviceChange::CancelReplace }, "cancelled")
+            }
+            Command::Resume(args) => {
+                let target = args.on.open(Access::Write)?;
+                args.on.ask(&target, Request::Device { change: DeviceChange::ResumeReplace })?;
+                follow(&args.on, target, out, true)
+            }
+        }
+    }
+}
+
+impl Start {
+    fn run(self, out: &Out) -> anyhow::Result<()> {
+        let target = self.on.open(Access::Write)?;
+        let source = match WhichDevice::parse(&self.source) {
+            WhichDevice::Place(place) => {
+                WhichDevice::Place(Place::parse(place.as_ref())?.absolute().display().to_string())
+            }
+            other => other,
+        };
+        let change = DeviceChange::Replace {
+            source,
+            place: Place::parse(&self.new)?.absolute().display().to_string(),
+            force: self.force,
+            discard: !self.no_discard,
+            avoid_reading: self.avoid_reading,
+        };
+        target.ask(Request::Device { change })?;
+        follow(&self.on, target, out, self.foreground)
+    }
+}
+
+/// Does it on an image; waits for it on a mount, if that is wanted.
+fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool) -> anyhow::Result<()> {
+    let path = on.path.display();
+    let progress = out.progress("replace");
+    match &target {
+        Target::Image { image, .. } => {
+            let mut signals = Signals::new([SIGINT, SIGTERM])?;
+            let handle = signals.handle();
+            let replacer = image.replacer();
+            let ran = thread::scope(|threads| {
+                threads.spawn(|| signals.forever().for_each(|_| replacer.interrupt()));
+                threads.spawn(|| {
+                    while progress.is_shown() && !handle.is_closed() {
+                        progress.show(line(&replacer.status()));
+                        thread::sleep(LOOK_EVERY);
+                    }
+                });
+                let ran = replacer.run();
+                handle.close();
+                ran
+            });
+            ran.map_err(oleo::Error::from)?;
+        }
+        Target::Mount { .. } if !wait => {
+            out.note(format!("{path}: begun; `oleo replace status` shows the progress"));
+            return Ok(());
+        }
+        Target::Mount { .. } => loop {
+            let status = look(on, &target)?;
+            if status.state != ReplaceState::Started {
+                break;
+            }
+            progress.show(line(&status));
+            thread::sleep(LOOK_EVERY);
+        },
+    }
+    let status = look(on, &target)?;
+    target.close()?;
+    if let Some(failure) = &status.failure {
+        return Err(Said(oleo::ErrorKind::Device, format!("{path}: {failure}")).into());
+    }
+    if status.unreadable > 0 {
+        let text = format!("{path}: done, but of {} sectors or blocks no good copy was found", status.unreadable);
+        return Err(Said(oleo::ErrorKind::Corruption, text).into());
+    }
+    out.note(match status.state {
+        ReplaceState::Suspended => format!("{path}: interrupted; `oleo replace resume` continues"),
+        ReplaceState::Cancelled => format!("{path}: cancelled"),
+        _ => format!("{path}: device {} is replaced", status.source),
+    });
+    Ok(())
+}
+
+fn look(on: &VolumeArg, target: &Target) -> anyhow::Result<ReplaceStatus> {
+    answer!(on.ask(target, Request::ReplaceStatus)?, Reply::Replace(status) => *status)
+}
+
+fn line(status: &ReplaceStatus) -> String {
+    format!("{} of {}", human(status.done), human(status.all))
+}
+
+impl Status {
+    fn run(self) -> anyhow::Result<()> {
+        let target = self.on.open(Access::Read)?;
+        let status = look(&self.on, &target)?;
+        if self.json {
+            json(&serde_json::to_value(&status)?);
+            return Ok(());
+        }
+        let errors = format!("{} write errs, {} uncorr. read errs", status.write_errors, status.unreadable);
+        println_or_end(&match status.state {
+            ReplaceState::Never => "Never started".to_owned(),
+            ReplaceState::Started => format!("device {}: {} done, {errors}", status.source, line(&status)),
+            ReplaceState::Finished => format!("device {}: finished, {errors}", status.source),
+            ReplaceState::Cancelled => format!("device {}: cancelled, {errors}", status.source),
+            ReplaceState::Suspended => format!("device {}: suspended, {errors}", status.source),
+        });
+        Ok(())
+    }
+}

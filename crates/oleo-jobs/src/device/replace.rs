@@ -1,0 +1,505 @@
+//! A device takes another's place, beside the users of the file system.
+//!
+//! Normal path: (1) [`Replacer::start`]: the new device gets all that the other gets from now on, and the item on disk (DEV_REPLACE) says
+//! so; (2) [`Replacer::run`] copies what is on the other, chunk by chunk in the order of their places, and every few seconds writes down
+//! how far it is (`cursor_left`, after the commit that makes the copies durable); (3) at the end one commit makes the new device the
+//! device, and says that it is done; (4) the old one loses its mark.
+//!
+//! ```text
+//!        start              run                 end, cancel
+//!  Idle -------> Wanted -----------> Running --------------> Idle
+//!                  ^                   | stop, error
+//!                  +---- resume --- Suspended <--- opened with an item on disk
+//! ```
+//! The kernel goes on with ours from the cursor, and we with its. Chunks with parity are copied again from the start of each: what a crash
+//! left beside live sectors of a row differs on the two devices.
+//! Locks: `state`, a leaf. Nothing else moves groups meanwhile (`Balancer::exclusively`).
+//! Crash: what is below the cursor is on both devices.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use oleo_format::{BlockGroupFlags, ByteLen, DevId, DevReplaceItem, Logical};
+use oleo_fs::{Fs, errno};
+use oleo_lock::{Mutex, rank};
+use oleo_txn::devices::replace_state::{CANCELLED, FINISHED, STARTED, SUSPENDED};
+use oleo_volume::{ChunkMap, NewDevice, RefillRun, Refilled, Verify, VolumeError};
+use serde::{Deserialize, Serialize};
+
+use crate::{Balancer, JobError};
+
+/// Bytes of a stripe that are copied while nobody writes: some milliseconds.
+const RUN_LEN: u64 = 1 << 20;
+/// How often the cursor is written down.
+const CURSOR_EVERY: Duration = Duration::from_secs(5);
+/// How often whoever cancels looks whether it has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// `cont_reading_from_srcdev_mode`: read from the device itself, or only from it if there is nothing else (values of the format
+/// documentation).
+const MODE_ALWAYS: u64 = 0;
+const MODE_AVOID: u64 = 1;
+
+/// How a replacement is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReplaceState {
+    /// There was none yet.
+    #[default]
+    Never,
+    /// It is under way.
+    Started,
+    /// It is done.
+    Finished,
+    /// It was cancelled.
+    Cancelled,
+    /// It is under way, and nobody goes on with it.
+    Suspended,
+}
+
+/// A replacement, under way or the last.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ReplaceStatus {
+    /// How it is.
+    pub state: ReplaceState,
+    /// The device that is or was replaced.
+    pub source: u64,
+    /// What takes its place, by name; while it is under way.
+    pub target: Option<String>,
+    /// Bytes of chunks that were gone through, and of all.
+    pub done: u64,
+    /// Of all.
+    pub all: u64,
+    /// When it began, seconds since 1970.
+    pub started: u64,
+    /// When it ended.
+    pub stopped: u64,
+    /// Writes to the target that failed.
+    pub write_errors: u64,
+    /// Sectors and blocks of which no good copy was found.
+    pub unreadable: u64,
+    /// Why it did not go on, if it did not.
+    pub failure: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Phase {
+    #[default]
+    Idle,
+    Wanted,
+    Running,
+    Suspended,
+}
+
+#[derive(Default)]
+struct State {
+    phase: Phase,
+    item: DevReplaceItem,
+    stop: bool,
+    cancel: bool,
+    done: u64,
+    all: u64,
+    failure: Option<String>,
+}
+
+/// The replacement of a device of one open file system.
+pub struct Replacer {
+    fs: Fs,
+    balancer: Arc<Balancer>,
+    state: Mutex<rank::ReplaceState, State>,
+}
+
+/// How one run ended.
+enum Outcome {
+    Done,
+    Stopped,
+}
+
+impl Replacer {
+    /// For an open file system. A replacement that was interrupted is found suspended.
+    ///
+    /// # Errors
+    /// The device tree cannot be read.
+    pub fn new(fs: &Fs, balancer: Arc<Balancer>) -> Result<Replacer, JobError> {
+        let item = fs.engine().replace_item()?.unwrap_or_default();
+        let under_way = matches!(item.replace_state.get(), STARTED | SUSPENDED);
+        let phase = if under_way { Phase::Suspended } else { Phase::Idle };
+        let state = State { phase, item, ..State::default() };
+        Ok(Replacer { fs: fs.clone(), balancer, state: Mutex::new(state) })
+    }
+
+    /// The same for a volume whose trees cannot all be read: as if there was none.
+    pub fn idle(fs: &Fs, balancer: Arc<Balancer>) -> Replacer {
+        Replacer { fs: fs.clone(), balancer, state: Mutex::default() }
+    }
+
+    /// For a volume that was opened for changes without the target of a replacement: what is written now it lacks, so all is to be copied
+    /// again.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub fn note_lost_target(&self) -> Result<(), JobError> {
+        let mut item = self.state.lock().item;
+        let source = DevId(item.src_devid.get());
+        if self.state.lock().phase != Phase::Suspended || self.fs.engine().volume().has_target(source) {
+            return Ok(());
+        }
+        (item.cursor_left, item.cursor_right) = (0.into(), 0.into());
+        item.replace_state = SUSPENDED.into();
+        self.put(&item)
+    }
+
+    /// How it is.
+    pub fn status(&self) -> ReplaceStatus {
+        let state = self.state.lock();
+        let item = &state.item;
+        let source = item.src_devid.get();
+        let shown = match (state.phase, item.replace_state.get()) {
+            (Phase::Wanted | Phase::Running, _) => ReplaceState::Started,
+            (Phase::Suspended, _) => ReplaceState::Suspended,
+            (Phase::Idle, FINISHED) => ReplaceState::Finished,
+            (Phase::Idle, CANCELLED) => ReplaceState::Cancelled,
+            (Phase::Idle, _) => ReplaceState::Never,
+        };
+        let status = ReplaceStatus {
+            state: shown,
+            source,
+            target: None,
+            done: state.done,
+            all: state.all,
+            started: item.time_started.get(),
+            stopped: item.time_stopped.get(),
+            write_errors: item.num_write_errors.get(),
+            unreadable: item.num_uncorrectable_read_errors.get(),
+            failure: state.failure.clone(),
+        };
+        drop(state);
+        let devices = self.fs.engine().volume().devices();
+        let target = devices.into_iter().find(|device| device.devid.0 == source).and_then(|device| device.target);
+        ReplaceStatus { target, ..status }
+    }
+
+    /// Has a new device take another's place. It is on disk when this returns, and [`Replacer::run`] does it. `avoid_reading`: read from
+    /// other copies, where there are some.
+    ///
+    /// # Errors
+    /// There is no such device, the new one is too short, or something of the kind is under way.
+    pub fn start(&self, source: DevId, new: NewDevice, avoid_reading: bool) -> Result<(), JobError> {
+        if self.state.lock().phase != Phase::Idle {
+            return Err(JobError::refused(errno::EINPROGRESS, "a device is being replaced"));
+        }
+        let now = u64::try_from(self.fs.options().clock.now().sec).unwrap_or(0);
+        let item = DevReplaceItem {
+            src_devid: source.0.into(),
+            cont_reading_from_srcdev_mode: (if avoid_reading { MODE_AVOID } else { MODE_ALWAYS }).into(),
+            replace_state: STARTED.into(),
+            time_started: now.into(),
+            ..DevReplaceItem::default()
+        };
+        self.balancer.exclusively("replacing a device", |_| {
+            self.fs.engine().stage(|staged| staged.start_replace(new, &item))?;
+            Ok(self.fs.sync().map(drop)?)
+        })?;
+        let mut state = self.state.lock();
+        *state = State { phase: Phase::Wanted, item, ..State::default() };
+        Ok(())
+    }
+
+    /// Goes on with one that was interrupted.
+    ///
+    /// # Errors
+    /// There is none, or the target is not there.
+    pub fn resume(&self) -> Result<(), JobError> {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Suspended {
+            return Err(JobError::refused(errno::ENOTCONN, "no replacement was interrupted"));
+        }
+        let source = DevId(state.item.src_devid.get());
+        if !self.has_target(source) {
+            return Err(JobError::refused(errno::ENODEV, "the device that is to take the other's place is not there"));
+        }
+        (state.phase, state.stop, state.cancel, state.failure) = (Phase::Wanted, false, false, None);
+        Ok(())
+    }
+
+    fn has_target(&self, source: DevId) -> bool {
+        self.fs.engine().volume().has_target(source)
+    }
+
+    /// Whether there is one to run.
+    pub fn is_wanted(&self) -> bool {
+        self.state.lock().phase == Phase::Wanted
+    }
+
+    /// Runs the replacement that was asked for, until it ends or is stopped. Nothing if there is none.
+    ///
+    /// # Errors
+    /// It failed, and is suspended; or a balance is under way: it is still wanted then.
+    pub fn run(&self) -> Result<(), JobError> {
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Wanted {
+                return Ok(());
+            }
+            state.phase = Phase::Running;
+        }
+        let mut began = false;
+        let ended = self.balancer.exclusively("replacing a device", |goes_on| {
+            began = true;
+            self.copy_all(&|| {
+                let stopped = {
+                    let state = self.state.lock();
+                    state.stop || state.cancel
+                };
+                !stopped && goes_on()
+            })
+        });
+        let mut state = self.state.lock();
+        match &ended {
+            Ok(Outcome::Done) => state.phase = Phase::Idle,
+            Ok(Outcome::Stopped) => state.phase = Phase::Suspended,
+            Err(_) if !began => state.phase = Phase::Wanted,
+            Err(error) => (state.phase, state.failure) = (Phase::Suspended, Some(error.to_string())),
+        }
+        ended.map(drop)
+    }
+
+    /// Stops it without waiting; it can be resumed, here or by the kernel.
+    pub fn interrupt(&self) {
+        self.state.lock().stop = true;
+    }
+
+    /// Ends it: the device stays, and the target is no part of the volume any more.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn cancel(&self) -> Result<(), JobError> {
+        loop {
+            let mut state = self.state.lock();
+            match state.phase {
+                Phase::Idle => return Err(JobError::refused(errno::ENOTCONN, "no device is being replaced")),
+                Phase::Running => state.cancel = true,
+                Phase::Wanted | Phase::Suspended => break,
+            }
+            drop(state);
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let mut item = self.state.lock().item;
+        item.replace_state = CANCELLED.into();
+        item.time_stopped = self.now().into();
+        self.put(&item)?;
+        let source = DevId(item.src_devid.get());
+        let volume = self.fs.engine().volume();
+        if let Ok(target) = volume.drop_target(source) {
+            // The volume does not mind what becomes of it.
+            let _ = target.wipe();
+        }
+        let _ = volume.avoid(source, false);
+        let mut state = self.state.lock();
+        (state.phase, state.cancel) = (Phase::Idle, false);
+        Ok(())
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.fs.options().clock.now().sec).unwrap_or(0)
+    }
+
+    fn put(&self, item: &DevReplaceItem) -> Result<(), JobError> {
+        self.fs.engine().stage(|staged| staged.put_replace_item(item))?;
+        self.fs.sync()?;
+        self.state.lock().item = *item;
+        Ok(())
+    }
+
+    /// Step (2) and the rest.
+    fn copy_all(&self, goes_on: &dyn Fn() -> bool) -> Result<Outcome, JobError> {
+        let volume = self.fs.engine().volume().clone();
+        let mut item = self.state.lock().item;
+        let source = DevId(item.src_devid.get());
+        item.replace_state = STARTED.into();
+        volume.avoid(source, item.cont_reading_from_srcdev_mode.get() == MODE_AVOID)?;
+        // What is there by now has its place on disk.
+        self.fs.sync()?;
+        let mut cursor = if volume.was_recovered() { 0 } else { item.cursor_left.get() };
+        let mut written_down = Instant::now();
+        let resumed_at = cursor;
+        // Chunks with parity below the cursor come first.
+        for (_, chunk) in self.on(source).into_iter().filter(|(at, c)| *at < resumed_at && is_parity(c)) {
+            if self.copy_chunk(source, &chunk, &mut item, goes_on)?.is_none() {
+                return Ok(Outcome::Stopped);
+            }
+        }
+        loop {
+            let chunks = self.on(source);
+            let ends = |(at, chunk): &(u64, Arc<ChunkMap>)| at + chunk.stripe_bytes().0;
+            let all = chunks.iter().map(|(_, chunk)| chunk.stripe_bytes().0).sum();
+            let done = chunks.iter().filter(|chunk| ends(chunk) <= cursor).map(|(_, c)| c.stripe_bytes().0).sum();
+            {
+                let mut state = self.state.lock();
+                (state.all, state.done) = (all, done);
+            }
+            let Some(next) = chunks.iter().find(|chunk| ends(chunk) > cursor) else { break };
+            let Some(()) = self.copy_chunk(source, &next.1, &mut item, goes_on)? else {
+                self.put(&item)?;
+                return Ok(Outcome::Stopped);
+            };
+            cursor = ends(next);
+            item.cursor_left = cursor.into();
+            if written_down.elapsed() >= CURSOR_EVERY {
+                self.put(&item)?;
+                written_down = Instant::now();
+            }
+        }
+        item.replace_state = FINISHED.into();
+        item.time_stopped = self.now().into();
+        self.fs.engine().stage(|staged| staged.finish_replace(&item))?;
+        self.fs.sync()?;
+        self.state.lock().item = item;
+        for replaced in volume.take_replaced() {
+            // It may be broken; the newer one counts.
+            let _ = replaced.wipe();
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// The chunks on a device by their places there.
+    fn on(&self, devid: DevId) -> Vec<(u64, Arc<ChunkMap>)> {
+        let chunks = self.fs.engine().volume().chunks();
+        let places = chunks.into_iter().flat_map(|chunk| {
+            let places: Vec<u64> = chunk.stripes.iter().filter(|s| s.devid == devid).map(|s| s.offset.0).collect();
+            places.into_iter().map(move |at| (at, chunk.clone()))
+        });
+        let mut places: Vec<_> = places.collect();
+        places.sort_by_key(|(at, _)| *at);
+        places
+    }
+
+    /// Copies a chunk's part of the device; `None`: it was stopped.
+    fn copy_chunk(
+        &self,
+        devid: DevId,
+        chunk: &ChunkMap,
+        item: &mut DevReplaceItem,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Option<()>, JobError> {
+        for from in (0..chunk.stripe_bytes().0).step_by(RUN_LEN as usize) {
+            if !goes_on() {
+                return Ok(None);
+            }
+            if !self.has_target(devid) {
+                item.num_write_errors = (item.num_write_errors.get() + 1).into();
+                return Err(JobError::refused(errno::EIO, "the device that was to take the other's place failed"));
+            }
+            let run = RefillRun { devid, chunk: chunk.start, from, len: RUN_LEN };
+            let done = match fill(&self.fs, chunk, &run) {
+                // It is gone.
+                Err(JobError::Volume(error)) if matches!(*error, VolumeError::Unmapped { .. }) => return Ok(Some(())),
+                done => done?,
+            };
+            item.num_uncorrectable_read_errors = (item.num_uncorrectable_read_errors.get() + done.bad).into();
+        }
+        Ok(Some(()))
+    }
+}
+
+fn is_parity(chunk: &ChunkMap) -> bool {
+    chunk.profile.has_parity()
+}
+
+/// Fills a run again, with what is known of it by then; once more if something is bad, which may have been written meanwhile.
+pub(crate) fn fill(fs: &Fs, chunk: &ChunkMap, run: &RefillRun) -> Result<Refilled, JobError> {
+    let mut last = Refilled::default();
+    for _ in 0..2 {
+        let known = Known::of(fs, chunk, run)?;
+        last = fs.engine().volume().refill(run, &known).map_err(JobError::from)?;
+        if last.bad == 0 {
+            break;
+        }
+        fs.sync()?;
+    }
+    Ok(last)
+}
+
+/// What is known of the bytes of a run.
+struct Known<'f> {
+    fs: &'f Fs,
+    start: Logical,
+    /// Checksums of sectors, in runs: where each begins, in bytes from `start`. `None`: tree blocks.
+    sums: Option<Vec<(u64, Vec<u8>)>>,
+}
+
+impl Known<'_> {
+    fn of<'f>(fs: &'f Fs, chunk: &ChunkMap, run: &RefillRun) -> Result<Known<'f>, JobError> {
+        let mixed = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+        if !chunk.flags.contains(BlockGroupFlags::DATA) || chunk.flags.contains(mixed) {
+            return Ok(Known { fs, start: chunk.start, sums: None });
+        }
+        // Rows, or the bytes themselves where there are none.
+        let width = chunk.data_stripes();
+        let (from, to) = ((run.from * width).min(chunk.len.0), ((run.from + run.len) * width).min(chunk.len.0));
+        let start = chunk.start + ByteLen(from);
+        Ok(Known { fs, start, sums: Some(fs.engine().csum_runs(start, ByteLen(to - from))?) })
+    }
+}
+
+impl Verify for Known<'_> {
+    fn grain(&self) -> usize {
+        let engine = self.fs.engine();
+        if self.sums.is_some() { engine.sectorsize() as usize } else { engine.nodesize() as usize }
+    }
+
+    fn is_good(&self, at: Logical, bytes: &[u8]) -> bool {
+        let engine = self.fs.engine();
+        let csum = engine.csum_type();
+        let len = csum.csum_len();
+        let Some(sums) = &self.sums else {
+            // A block says itself whether it is whole.
+            let is_whole =
+                bytes.get(..len).is_some_and(|have| csum.csum(bytes.get(32..).unwrap_or_default())[..len] == *have);
+            let run = oleo_space::Run::new(at, ByteLen(bytes.len() as u64));
+            return is_whole || engine.space().is_free(run);
+        };
+        let offset = at.0.saturating_sub(self.start.0);
+        let before = sums.partition_point(|(start, _)| *start <= offset);
+        let Some((start, sums)) = before.checked_sub(1).and_then(|nth| sums.get(nth)) else { return true };
+        let nth = ((offset - start) / u64::from(engine.sectorsize())) as usize;
+        sums.get(nth * len..(nth + 1) * len).is_none_or(|want| csum.csum(bytes)[..len] == *want)
+    }
+}
+
+/// Brings a device that missed writes up to date from the others; the next commit writes its superblock. `goes_on` is asked now and then.
+/// Answers what was done, or `None` if it was stopped: then nothing has changed but bytes that nobody reads.
+///
+/// # Errors
+/// There is no such device, or it or another failed.
+pub fn resync(
+    fs: &Fs,
+    devid: DevId,
+    progress: &dyn Fn(u64),
+    goes_on: &dyn Fn() -> bool,
+) -> Result<Option<Refilled>, JobError> {
+    fs.sync()?;
+    let mut all = Refilled::default();
+    let chunks = fs.engine().volume().chunks();
+    for chunk in chunks.iter().filter(|chunk| chunk.stripes.iter().any(|s| s.devid == devid)) {
+        for from in (0..chunk.stripe_bytes().0).step_by(RUN_LEN as usize) {
+            if !goes_on() {
+                return Ok(None);
+            }
+            let run = RefillRun { devid, chunk: chunk.start, from, len: RUN_LEN };
+            match fill(fs, chunk, &run) {
+                Ok(done) => {
+                    all.written += done.written;
+                    all.bad += done.bad;
+                    all.bad_at.extend(done.bad_at);
+                    progress(all.written);
+                }
+                // It is gone.
+                Err(JobError::Volume(error)) if matches!(*error, VolumeError::Unmapped { .. }) => break,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    fs.engine().volume().set_up_to_date(devid).map_err(JobError::from)?;
+    fs.sync()?;
+    Ok(Some(all))
+}

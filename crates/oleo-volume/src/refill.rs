@@ -1,0 +1,244 @@
+//! Fills a device again from the others: one that takes another's place, and one that missed writes.
+//!
+//! Normal path of [`Volume::refill`], for a run of one chunk's stripe on the device: (1) nobody writes to the volume meanwhile (`copying`),
+//! so that nothing that is written is overwritten with what was read before; (2) each stripe unit is read from the first source whose
+//! bytes the caller finds good, sector by sector: the device itself, if it has all, other copies, the rest of the row; parity is computed;
+//! (3) it is written, to the target if the device has one, else to the device.
+//!
+//! What nothing names is left out, but for rows with parity of which anything is named: the parity there is that of all bytes.
+//! Invariant: the places of superblocks are left alone.
+//! Locks: `copying`, written, over one run. Crash: the same is done again.
+
+use std::sync::Arc;
+
+use oleo_device::{Device, WriteReq};
+use oleo_format::raid6::sums;
+use oleo_format::{ByteLen, DevId, Logical, SUPER_LEN, SUPER_OFFSETS};
+
+use crate::Volume;
+use crate::error::VolumeError;
+use crate::geometry::{Piece, STRIPE_LEN};
+use crate::member::{Member, Output, Standing};
+use crate::rebuild::{rebuild, ways};
+use crate::table::Placed;
+
+/// Places that are named of those that could not be had.
+const BAD_MAX: usize = 64;
+
+/// Says whether bytes are what they should be.
+pub trait Verify {
+    /// Bytes that are looked at together: a sector, or a tree block.
+    fn grain(&self) -> usize;
+    /// Whether bytes read from an address, one grain, are good, as far as anybody knows.
+    fn is_good(&self, at: Logical, bytes: &[u8]) -> bool;
+}
+
+/// A run of a chunk's stripe.
+#[derive(Clone, Copy, Debug)]
+pub struct RefillRun {
+    /// The device.
+    pub devid: DevId,
+    /// The start of the chunk.
+    pub chunk: Logical,
+    /// Bytes from the start of the stripe, a multiple of the stripe unit.
+    pub from: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default)]
+pub struct Refilled {
+    /// Bytes that were written.
+    pub written: u64,
+    /// Grains of which no good copy was found: what could be read of them was written.
+    pub bad: u64,
+    /// Where some of them are.
+    pub bad_at: Vec<Logical>,
+}
+
+/// A unit as it was read: what of it could not be is not `read`.
+struct Unit {
+    bytes: Vec<u8>,
+    read: Vec<bool>,
+}
+
+impl Volume {
+    /// Fills a run of a device again.
+    ///
+    /// # Errors
+    /// There is no such chunk, or the device failed.
+    pub fn refill(&self, run: &RefillRun, verify: &dyn Verify) -> Result<Refilled, VolumeError> {
+        self.may_write()?;
+        let placed = self.placed(run.chunk)?;
+        let _nobody_writes = self.copying.write();
+        let mut done = Refilled::default();
+        let mut units: Vec<(u64, Vec<u8>)> = Vec::new();
+        let mut member = None;
+        let end = run.from.saturating_add(run.len).min(placed.map.stripe_bytes().0);
+        for (stripe, on) in placed.on.iter().enumerate().filter(|(_, on)| on.devid == run.devid) {
+            member = Some(on);
+            for offset in (run.from..end).step_by(STRIPE_LEN as usize) {
+                let len = STRIPE_LEN.min(end - offset);
+                let at = placed.map.physical(stripe, offset).0;
+                let holds_super = |place: &u64| *place < at + len && at < *place + SUPER_LEN as u64;
+                if SUPER_OFFSETS.iter().any(holds_super) || self.is_free_unit(&placed, stripe, offset, len) {
+                    continue;
+                }
+                if let Some(bytes) = self.good_unit(&placed, stripe, offset, len as usize, verify, &mut done) {
+                    units.push((at, bytes));
+                }
+            }
+        }
+        let Some(output) = member.and_then(destination) else { return Ok(done) };
+        let parts: Vec<[&[u8]; 1]> = units.iter().map(|(_, bytes)| [bytes.as_slice()]).collect();
+        let reqs: Vec<_> = units.iter().zip(&parts).map(|((at, _), parts)| WriteReq { offset: *at, parts }).collect();
+        done.written = reqs.iter().map(WriteReq::len).sum();
+        output.device.write_batch(&reqs)?;
+        Ok(done)
+    }
+
+    /// Whether nothing names what a unit holds, or stands for.
+    fn is_free_unit(&self, placed: &Placed, stripe: usize, offset: u64, len: u64) -> bool {
+        let map = &placed.map;
+        if map.profile.has_parity() {
+            let row_len = map.data_stripes() * STRIPE_LEN;
+            return self.rows.is_free(map.start + ByteLen(offset / STRIPE_LEN * row_len), ByteLen(row_len));
+        }
+        map.logical_of(stripe, offset).is_none_or(|at| self.rows.is_free(map.start + ByteLen(at), ByteLen(len)))
+    }
+
+    /// The bytes that belong into a unit; `None`: nothing can be read.
+    fn good_unit(
+        &self,
+        placed: &Placed,
+        stripe: usize,
+        offset: u64,
+        len: usize,
+        verify: &dyn Verify,
+        done: &mut Refilled,
+    ) -> Option<Vec<u8>> {
+        let map = &placed.map;
+        let Some(at) = map.logical_of(stripe, offset) else {
+            return map.profile.has_parity().then(|| self.parity_of(placed, stripe, offset, len, verify, done))?;
+        };
+        let at = map.start + ByteLen(at);
+        let grain = verify.grain();
+        let mut best: Option<Vec<u8>> = None;
+        let mut bad: Vec<usize> = (0..len.div_ceil(grain)).collect();
+        let range = |nth: usize| nth * grain..((nth + 1) * grain).min(len);
+        for source in self.sources_of(placed, stripe, offset, len) {
+            let Some(unit) = self.read_from(placed, source, offset, len, grain) else { continue };
+            let good = |nth: usize| {
+                unit.read[nth] && verify.is_good(at + ByteLen((nth * grain) as u64), &unit.bytes[range(nth)])
+            };
+            let bytes = best.get_or_insert_with(|| unit.bytes.clone());
+            bad.retain(|&nth| {
+                let is_good = good(nth);
+                if is_good {
+                    bytes[range(nth)].copy_from_slice(&unit.bytes[range(nth)]);
+                }
+                !is_good
+            });
+            if bad.is_empty() {
+                break;
+            }
+        }
+        done.bad += bad.len() as u64;
+        let places = bad.iter().map(|nth| at + ByteLen((nth * grain) as u64));
+        done.bad_at.extend(places.take(BAD_MAX.saturating_sub(done.bad_at.len())));
+        best
+    }
+
+    /// Parity, of the data of its row.
+    fn parity_of(
+        &self,
+        placed: &Placed,
+        stripe: usize,
+        offset: u64,
+        len: usize,
+        verify: &dyn Verify,
+        done: &mut Refilled,
+    ) -> Option<Vec<u8>> {
+        let map = &placed.map;
+        let (row, data) = (offset / STRIPE_LEN, map.data_stripes() as usize);
+        let one = |unit: usize, done: &mut Refilled| {
+            self.good_unit(placed, map.rotated(row, unit), offset, len, verify, done)
+        };
+        let units: Vec<Vec<u8>> = (0..data).map(|unit| one(unit, done)).collect::<Option<_>>()?;
+        let views: Vec<&[u8]> = units.iter().map(Vec::as_slice).collect();
+        let (mut p, mut q) = (vec![0; len], vec![0; len]);
+        let is_q = map.unit_of(stripe, offset) > data;
+        sums(&views, &mut p, is_q.then_some(&mut q[..]));
+        Some(if is_q { q } else { p })
+    }
+
+    /// Where the bytes of a data unit can be had, the best first.
+    fn sources_of(&self, placed: &Placed, stripe: usize, offset: u64, len: usize) -> Vec<From> {
+        let map = &placed.map;
+        if map.profile.has_parity() {
+            let own = placed.on[stripe].is_readable().then_some(From::Stripe(stripe));
+            let piece = Piece { at: 0, len: len as u64, stripe, copies: 1, offset };
+            let mut all: Vec<From> = own.into_iter().collect();
+            all.extend(ways(placed, &piece).into_iter().map(From::Row));
+            if own.is_some() && placed.on[stripe].reluctance() > 0 {
+                all.rotate_left(1);
+            }
+            return all;
+        }
+        let copies = usize::from(map.profile.shape().copies);
+        let first = stripe / copies * copies;
+        // What is there is as good as any other, and where it is sound it is nearest.
+        let mut stripes: Vec<usize> = (first..first + copies).filter(|&s| placed.on[s].is_readable()).collect();
+        stripes.sort_by_key(|&s| (placed.on[s].reluctance(), s != stripe));
+        stripes.into_iter().map(From::Stripe).collect()
+    }
+
+    fn read_from(&self, placed: &Placed, source: From, offset: u64, len: usize, grain: usize) -> Option<Unit> {
+        let mut bytes = vec![0; len];
+        let count = len.div_ceil(grain);
+        match source {
+            From::Row(lost) => {
+                rebuild(placed, offset, lost, &mut bytes, |_, _, _| {}).ok()?;
+                Some(Unit { bytes, read: vec![true; count] })
+            }
+            From::Stripe(stripe) => {
+                let (member, at) = (&placed.on[stripe], placed.map.physical(stripe, offset));
+                if member.read(at, &mut bytes).is_ok() {
+                    return Some(Unit { bytes, read: vec![true; count] });
+                }
+                let each = bytes.chunks_mut(grain).enumerate();
+                let read: Vec<bool> =
+                    each.map(|(nth, part)| member.read(at + ByteLen((nth * grain) as u64), part).is_ok()).collect();
+                read.contains(&true).then_some(Unit { bytes, read })
+            }
+        }
+    }
+
+    /// A device that missed writes has everything now: it is relied on, and the next commit writes its superblock.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn set_up_to_date(&self, devid: DevId) -> Result<(), VolumeError> {
+        let members = self.members.read();
+        let member = members.iter().find(|m| m.devid == devid).ok_or(VolumeError::OnMissing { devid })?;
+        if member.standing() == Standing::Stale {
+            member.set_standing(Standing::Sound);
+            self.losses.owe();
+        }
+        Ok(())
+    }
+}
+
+/// Where bytes come from.
+#[derive(Clone, Copy)]
+enum From {
+    Stripe(usize),
+    Row(crate::rebuild::Lost),
+}
+
+/// What is filled: what takes its place, or itself, if it missed writes.
+fn destination(member: &Arc<Member>) -> Option<Output> {
+    let is_wanted = |output: &Output| output.is_target || member.standing() == Standing::Stale;
+    member.outputs().filter(is_wanted).max_by_key(|output| output.is_target)
+}
