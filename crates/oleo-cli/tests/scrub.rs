@@ -107,23 +107,28 @@ impl Made {
         stripes
     }
 
-    /// Overwrites sectors of stripes; returns how many. Where files are sparse nothing is.
-    fn damage(&self, rng: &mut Rng, one_in: u64, takes: impl Fn(&Stripe) -> bool) -> u64 {
-        let mut count = 0;
+    /// Sectors of stripes, of which images and where; where files are sparse there are none.
+    fn places(&self, rng: &mut Rng, one_in: u64, takes: impl Fn(&Stripe) -> bool) -> Vec<(PathBuf, u64)> {
+        let mut places = Vec::new();
         for stripe in self.stripes().iter().filter(|stripe| takes(stripe)) {
-            let file = OpenOptions::new().read(true).write(true).open(&self.images[stripe.devid as usize - 1]).unwrap();
-            let mut at = stripe.offset;
-            while at < stripe.offset + stripe.len {
+            let image = &self.images[stripe.devid as usize - 1];
+            let file = File::open(image).unwrap();
+            for at in (stripe.offset..stripe.offset + stripe.len).step_by(SECTOR as usize) {
                 let mut there = [0; SECTOR as usize];
                 file.read_exact_at(&mut there, at).unwrap();
                 if there != [0; SECTOR as usize] && !SUPERS.contains(&at) && rng.one_in(one_in) {
-                    file.write_all_at(&rng.bytes(SECTOR as usize), at).unwrap();
-                    count += 1;
+                    places.push((image.clone(), at));
                 }
-                at += SECTOR;
             }
         }
-        count
+        places
+    }
+
+    /// Overwrites them; returns how many.
+    fn damage(&self, rng: &mut Rng, one_in: u64, takes: impl Fn(&Stripe) -> bool) -> u64 {
+        let places = self.places(rng, one_in, takes);
+        rot(rng, &places);
+        places.len() as u64
     }
 
     /// The kernel finds nothing, and all files are as they were.
@@ -186,6 +191,14 @@ impl Stripe {
             "raid6" => self.nth == side % 3 || self.nth == side % 3 + 1,
             _ => false,
         }
+    }
+}
+
+/// Overwrites sectors, whoever has them.
+fn rot(rng: &mut Rng, places: &[(PathBuf, u64)]) {
+    for (image, at) in places {
+        let file = OpenOptions::new().write(true).open(image).unwrap();
+        file.write_all_at(&rng.bytes(SECTOR as usize), *at).unwrap();
     }
 }
 
@@ -532,6 +545,8 @@ fn beside_users() {
         mount.extend(made.images.iter().map(|image| text(image)));
         mount.push("m".into());
         made.damage(&mut Rng::new(11), 4, |stripe| stripe.is_data && stripe.nth == 1);
+        // What the snapshot has stays where it is.
+        let later = made.places(&mut Rng::new(14), 9, |stripe| stripe.is_data && stripe.nth == 1);
         ok(&dir, &mount.iter().map(String::as_str).collect::<Vec<_>>());
         let mounted = Unmount(&dir);
         ok(&dir, &["scrub", "limit", "-l", "4M", "m"]);
@@ -560,11 +575,14 @@ fn beside_users() {
             }
             rustix::fs::syncfs(File::open(dir.join("m")).unwrap()).unwrap();
             rounds += 1;
+            if rounds == 3 {
+                rot(&mut rng, &later);
+            }
             if json(&dir, &["scrub", "status", "--json", "m"])["running"] == false {
                 ok(&dir, &["scrub", "start", "m"]);
             }
         }
-        assert!(rounds > 1);
+        assert!(rounds > 3);
         while json(&dir, &["scrub", "status", "--json", "m"])["running"] == true {
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -306,7 +306,8 @@ fn settle(run: &Run<'_>, chunk: &ChunkStripes, plan: &Plan, row: u64) {
         }
         let settled = {
             let _held = chunk.hold_row(row);
-            settle_once(run, newer.as_ref().unwrap_or(plan), Row::read(chunk, row, attempt, run.sector()), &offered)
+            let plans = (newer.as_ref().unwrap_or(plan), plan);
+            settle_once(run, plans, Row::read(chunk, row, attempt, run.sector()), &offered)
         };
         if settled || !run.goes_on() {
             return;
@@ -346,7 +347,8 @@ fn faults_of(run: &Run<'_>, plan: &Plan, row: &Row<'_>) -> Vec<(usize, Fault)> {
 }
 
 /// Settles a row that the caller has taken and read; `false`: it cannot be said yet whether parity may be written anew.
-fn settle_once(run: &Run<'_>, plan: &Plan, mut there: Row<'_>, offered: &Offered) -> bool {
+fn settle_once(run: &Run<'_>, plans: (&Plan, &Plan), mut there: Row<'_>, offered: &Offered) -> bool {
+    let plan = plans.0;
     let (chunk, row, attempt) = (there.chunk, there.row, there.attempt);
     let map = chunk.map();
     let mut counts: BTreeMap<usize, DeviceScrub> = BTreeMap::new();
@@ -365,7 +367,7 @@ fn settle_once(run: &Run<'_>, plan: &Plan, mut there: Row<'_>, offered: &Offered
         }
         heal_data(run, plan, &mut there, (unit, &fault), offered, of_device);
     }
-    let settled = settle_parity(run, plan, &there, &mut counts);
+    let settled = settle_parity(run, plans, &there, &mut counts);
     for (stripe, counts) in counts {
         run.add(chunk.devid(stripe), &counts);
     }
@@ -416,7 +418,12 @@ fn heal_data(
 }
 
 /// Compares parity with data, column by column, and writes it anew where that cannot take anything from anybody.
-fn settle_parity(run: &Run<'_>, plan: &Plan, row: &Row<'_>, counts: &mut BTreeMap<usize, DeviceScrub>) -> bool {
+fn settle_parity(
+    run: &Run<'_>,
+    (plan, first): (&Plan, &Plan),
+    row: &Row<'_>,
+    counts: &mut BTreeMap<usize, DeviceScrub>,
+) -> bool {
     let (chunk, map, data) = (row.chunk, row.chunk.map(), row.data());
     let units: Vec<&[u8]> = row.units[..data].iter().map(Vec::as_slice).collect();
     let sums = sums_of(&units, row.units.len() - data);
@@ -431,7 +438,8 @@ fn settle_parity(run: &Run<'_>, plan: &Plan, row: &Row<'_>, counts: &mut BTreeMa
             if !chunk.is_present(stripe) || (!is_lost && row.units[unit][from..to] == sum[from..to]) {
                 continue;
             }
-            if run.repairs() && !is_known(plan, row, from, to) {
+            let known = is_known(&[plan, first], row, from, to);
+            if run.repairs() && !known {
                 settled = false;
                 if row.attempt < TRIES_MAX {
                     continue;
@@ -444,7 +452,7 @@ fn settle_parity(run: &Run<'_>, plan: &Plan, row: &Row<'_>, counts: &mut BTreeMa
             } else {
                 chunk.count_bad(stripe);
             }
-            if run.repairs() && settled {
+            if run.repairs() && known {
                 match row.write(unit, from, &sum[from..to]) {
                     true => counts.corrected_errors += u64::from(is_lost),
                     false => counts.uncorrectable_errors += 1,
@@ -455,13 +463,13 @@ fn settle_parity(run: &Run<'_>, plan: &Plan, row: &Row<'_>, counts: &mut BTreeMa
     settled
 }
 
-/// Whether all data of a column is in the plan, where it fits, or nobody's.
-fn is_known(plan: &Plan, row: &Row<'_>, from: usize, to: usize) -> bool {
+/// Whether all data of a column is in one of the plans, or nobody's. What is in the first only was freed since, and is given to nobody while that lives.
+fn is_known(plans: &[&Plan], row: &Row<'_>, from: usize, to: usize) -> bool {
     let map = row.chunk.map();
     (0..row.data()).all(|unit| {
         let at = unit_at(map, row.row, unit) + from as u64;
         let end = (at + (to - from) as u64).min(map.end().0);
-        let in_plan: u64 = plan.live(at, end).map(|live| live.len).sum();
-        in_plan == end.saturating_sub(at) || row.chunk.is_free(at - map.start.0, end - at)
+        let is_in = |plan: &&Plan| plan.live(at, end).map(|live| live.len).sum::<u64>() == end.saturating_sub(at);
+        plans.iter().any(is_in) || row.chunk.is_free(at - map.start.0, end - at)
     })
 }
