@@ -602,8 +602,8 @@ impl Scrubber {
 
     /// Writes the errors of devices, and superblocks that were bad, with a commit. Nothing is written if nothing was found, except where devices
     /// are to have superblocks.
-    fn write_counters(&self, anyhow: bool) -> Result<(), JobError> {
-        if !anyhow && self.shared.progress.lock().devices.values().all(|device| device.errors() == 0) {
+    fn write_counters(&self, always: bool) -> Result<(), JobError> {
+        if !always && self.shared.progress.lock().devices.values().all(|device| device.errors() == 0) {
             return Ok(());
         }
         // Nothing is changed but what the commit writes of its own accord.

@@ -67,7 +67,7 @@ struct How {
     #[arg(long, short = 'd')]
     per_device: bool,
     /// Show all counters.
-    #[arg(long, short = 'R')]
+    #[arg(long = "counters", short = 'R')]
     raw: bool,
     /// Only this device; may be given several times.
     #[arg(long, value_name = "N")]

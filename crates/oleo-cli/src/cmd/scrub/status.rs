@@ -13,7 +13,7 @@ pub(crate) struct Args {
     #[arg(long, short = 'd')]
     per_device: bool,
     /// Show all counters.
-    #[arg(long, short = 'R')]
+    #[arg(long = "counters", short = 'R')]
     raw: bool,
     /// Show JSON.
     #[arg(long)]
