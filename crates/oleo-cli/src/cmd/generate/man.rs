@@ -86,6 +86,11 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ("user_subvol_rm_allowed", "user_subvol_rm_allowed", "Users may delete their own subvolumes."),
     ("skip_balance", "skip_balance", "Do not resume an interrupted balance."),
     (
+        "space_cache=v1, nospace_cache",
+        "space_cache=v1",
+        "Leave a volume without free-space tree as it is, instead of giving one to those with a cache of free space of version 1.",
+    ),
+    (
         "rescue=WHAT[:WHAT...]",
         "rescue=nologreplay:ignorebadroots",
         "With ro: tolerate damage. usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, all.",
