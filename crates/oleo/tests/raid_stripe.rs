@@ -129,7 +129,7 @@ fn data_is_read_from_where_the_tree_says() -> Result<()> {
         ensure!(refused.unwrap_err().to_string().contains("raid-stripe tree"), "scrub");
         drop(image);
         let write = Image::open(&images[0], &OpenOptions::writing().devices(others)).err().context("it was opened")?;
-        ensure!(write.to_string().contains("RAID_STRIPE_TREE"), "{write}");
+        ensure!(write.to_string().contains("raid_stripe_tree"), "{write}");
         let check = oleo::check::image(&images[0], &options, Default::default(), &Default::default());
         ensure!(check.err().context("it was checked")?.to_string().contains("raid-stripe tree"), "check");
     }
