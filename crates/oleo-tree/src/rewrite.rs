@@ -35,6 +35,8 @@ impl Blocks {
         let mut bytes: Box<[u8]> = node.bytes().into();
         let mut head = node.head();
         head.logical = how.to;
+        // A block of a seed becomes one of the volume that was made of it.
+        head.fsid = self.rules().fsid;
         head.generation = how.generation;
         head.flags.set(HeaderFlags::RELOC, how.relocated);
         head.stamp(&mut bytes);

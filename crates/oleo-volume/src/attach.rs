@@ -160,7 +160,8 @@ impl Volume {
         let mut members = self.members.write();
         let at = members.iter().position(|member| member.devid == devid).ok_or(VolumeError::OnMissing { devid })?;
         let member = members.remove(at);
-        Ok(DetachedDevice::of(member.plain()))
+        // A seed stays what it is, for others.
+        Ok(DetachedDevice::of(member.plain().filter(|_| !member.seed)))
     }
 
     /// Whether reads prefer other copies to what is on a device, which may be rotten.

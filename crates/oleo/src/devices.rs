@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use oleo_device::FileOptions;
-use oleo_format::{DevId, SuperFlags};
-use oleo_volume::NewDevice;
+use oleo_format::{BlockGroupFlags, DevId, SuperFlags};
+use oleo_volume::{ChunkMap, NewDevice};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Place, PlaceOptions, open_named};
@@ -81,6 +81,12 @@ impl Image {
         options.sprout = Some(options.fs.uuids.fresh());
         let image = Image::open(seed, &options)?;
         image.device_add(name, add)?;
+        // The superblock names the chunks of the chunk tree, and the kernel looks at it before it has the seed: none may be there.
+        let volume = image.volume();
+        let is_wanted = |chunk: &ChunkMap| chunk.flags.contains(BlockGroupFlags::SYSTEM) && volume.is_on_seed(chunk);
+        for chunk in volume.chunks().iter().filter(|chunk| is_wanted(chunk)) {
+            image.fs().engine().relocate_group(chunk.start, &|_| true).map_err(oleo_fs::FsError::from)?;
+        }
         Ok(image)
     }
 

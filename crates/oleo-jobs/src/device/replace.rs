@@ -16,10 +16,11 @@
 //! Locks: `state`, a leaf. Nothing else moves groups meanwhile (`Balancer::exclusively`).
 //! Crash: what is below the cursor is on both devices.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oleo_format::{BlockGroupFlags, ByteLen, DevId, DevReplaceItem, Logical};
+use oleo_format::{BlockGroupFlags, ByteLen, DevId, DevReplaceItem, ItemType, Key, Logical, TreeId};
 use oleo_fs::{Fs, errno};
 use oleo_lock::{Mutex, rank};
 use oleo_txn::devices::replace_state::{CANCELLED, FINISHED, STARTED, SUSPENDED};
@@ -209,14 +210,17 @@ impl Replacer {
     /// # Errors
     /// There is none, or the target is not there.
     pub fn resume(&self) -> Result<(), JobError> {
-        let mut state = self.state.lock();
-        if state.phase != Phase::Suspended {
+        let (phase, source) = {
+            let state = self.state.lock();
+            (state.phase, DevId(state.item.src_devid.get()))
+        };
+        if phase != Phase::Suspended {
             return Err(JobError::refused(errno::ENOTCONN, "no replacement was interrupted"));
         }
-        let source = DevId(state.item.src_devid.get());
         if !self.has_target(source) {
             return Err(JobError::refused(errno::ENODEV, "the device that is to take the other's place is not there"));
         }
+        let mut state = self.state.lock();
         (state.phase, state.stop, state.cancel, state.failure) = (Phase::Wanted, false, false, None);
         Ok(())
     }
@@ -425,19 +429,21 @@ struct Known<'f> {
     start: Logical,
     /// Checksums of sectors, in runs: where each begins, in bytes from `start`. `None`: tree blocks.
     sums: Option<Vec<(u64, Vec<u8>)>>,
+    /// Where tree blocks are; elsewhere is nothing, whatever the bytes say.
+    blocks: BTreeSet<Logical>,
 }
 
 impl Known<'_> {
     fn of<'f>(fs: &'f Fs, chunk: &ChunkMap, run: &RefillRun) -> Result<Known<'f>, JobError> {
-        let mixed = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
-        if !chunk.flags.contains(BlockGroupFlags::DATA) || chunk.flags.contains(mixed) {
-            return Ok(Known { fs, start: chunk.start, sums: None });
-        }
         // Rows, or the bytes themselves where there are none.
         let width = chunk.data_stripes();
         let (from, to) = ((run.from * width).min(chunk.len.0), ((run.from + run.len) * width).min(chunk.len.0));
-        let start = chunk.start + ByteLen(from);
-        Ok(Known { fs, start, sums: Some(fs.engine().csum_runs(start, ByteLen(to - from))?) })
+        let (start, len) = (chunk.start + ByteLen(from), ByteLen(to - from));
+        if chunk.flags.contains(BlockGroupFlags::DATA) {
+            // Of blocks among data nothing is known: they are read from the device itself.
+            return Ok(Known { fs, start, sums: Some(fs.engine().csum_runs(start, len)?), blocks: BTreeSet::new() });
+        }
+        Ok(Known { fs, start, sums: None, blocks: blocks_in(fs, start, len)? })
     }
 }
 
@@ -455,8 +461,7 @@ impl Verify for Known<'_> {
             // A block says itself whether it is whole.
             let is_whole =
                 bytes.get(..len).is_some_and(|have| csum.csum(bytes.get(32..).unwrap_or_default())[..len] == *have);
-            let run = oleo_space::Run::new(at, ByteLen(bytes.len() as u64));
-            return is_whole || engine.space().is_free(run);
+            return is_whole || !self.blocks.contains(&at);
         };
         let offset = at.0.saturating_sub(self.start.0);
         let before = sums.partition_point(|(start, _)| *start <= offset);
@@ -464,6 +469,27 @@ impl Verify for Known<'_> {
         let nth = ((offset - start) / u64::from(engine.sectorsize())) as usize;
         sums.get(nth * len..(nth + 1) * len).is_none_or(|want| csum.csum(bytes)[..len] == *want)
     }
+}
+
+/// The tree blocks that begin in a range, as the newest extent tree has them.
+fn blocks_in(fs: &Fs, start: Logical, len: ByteLen) -> Result<BTreeSet<Logical>, JobError> {
+    let engine = fs.engine();
+    let _reader = engine.reader();
+    let mut found = BTreeSet::new();
+    let Some(root) = engine.root(TreeId::EXTENT)? else { return Ok(found) };
+    let mut cursor = engine.blocks().cursor(&root);
+    let mut more = cursor.seek(&Key::new(start.0, ItemType(0), 0))?;
+    while more {
+        let Some((key, _)) = cursor.current() else { break };
+        if key.objectid >= (start + len).0 {
+            break;
+        }
+        if matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
+            found.insert(Logical(key.objectid));
+        }
+        more = cursor.next()?;
+    }
+    Ok(found)
 }
 
 /// Brings a device that missed writes up to date from the others; the next commit writes its superblock. `goes_on` is asked now and then.
