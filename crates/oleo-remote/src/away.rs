@@ -16,7 +16,6 @@ use quick_cache::sync::Cache;
 
 use crate::error::{RemoteError, StoreError};
 use crate::format::ObjectId;
-use crate::shared::{Core, add};
 use crate::store::Deadline;
 
 /// How often a read asks a store that is away.
@@ -56,48 +55,46 @@ impl Away {
     pub(crate) fn is_away(&self) -> bool {
         self.is_away.load(Ordering::Acquire)
     }
-}
 
-/// Until when a read may wait; none: it is not to be sent.
-pub(crate) fn may_wait(core: &Core, deadline: Deadline) -> Option<Deadline> {
-    if !core.away.is_away() {
-        return Some(deadline);
+    /// Until when a read may wait; none: it is not to be sent.
+    pub(crate) fn may_wait(&self, now: Duration, deadline: Deadline) -> Option<Deadline> {
+        if !self.is_away() {
+            return Some(deadline);
+        }
+        let (at, next) = (self.probe_at.load(Ordering::Acquire), (now + PROBE_EVERY).as_millis() as u64);
+        let is_due = now.as_millis() as u64 >= at;
+        // One of those who come together.
+        if is_due && self.probe_at.compare_exchange(at, next, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            return Some(deadline.min(now + PROBE_MAX));
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        None
     }
-    let now = core.options.host.now();
-    let (at, next) = (core.away.probe_at.load(Ordering::Acquire), (now + PROBE_EVERY).as_millis() as u64);
-    let is_due = now.as_millis() as u64 >= at;
-    // One of those who come together.
-    if is_due && core.away.probe_at.compare_exchange(at, next, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-        return Some(deadline.min(now + PROBE_MAX));
+
+    /// What a read came to. `mirrored`: others have what it wanted.
+    pub(crate) fn note<T>(&self, mirrored: bool, now: Duration, done: &Result<T, StoreError>) {
+        let fails = matches!(
+            done,
+            Err(StoreError::Away(_) | StoreError::TimedOut | StoreError::Unknown(_) | StoreError::Throttled)
+        );
+        if !fails {
+            self.is_away.store(false, Ordering::Release);
+        } else if mirrored && !self.is_away.swap(true, Ordering::AcqRel) {
+            self.probe_at.store((now + PROBE_EVERY).as_millis() as u64, Ordering::Release);
+            self.times.fetch_add(1, Ordering::Relaxed);
+        }
     }
-    add(&core.away.refused, 1);
-    None
-}
 
-/// What a read came to.
-pub(crate) fn note<T>(core: &Core, done: &Result<T, StoreError>) {
-    let fails = matches!(
-        done,
-        Err(StoreError::Away(_) | StoreError::TimedOut | StoreError::Unknown(_) | StoreError::Throttled)
-    );
-    if !fails {
-        core.away.is_away.store(false, Ordering::Release);
-    } else if core.options.mirrored && !core.away.is_away.swap(true, Ordering::AcqRel) {
-        let next = core.options.host.now() + PROBE_EVERY;
-        core.away.probe_at.store(next.as_millis() as u64, Ordering::Release);
-        add(&core.away.times, 1);
+    /// What is wrong with a frame, if that was found not long ago.
+    pub(crate) fn damage(&self, now: Duration, id: ObjectId, off: u32) -> Option<RemoteError> {
+        let (since, error) = self.damaged.get(&(id, off))?;
+        (now.saturating_sub(since) < DAMAGED_FOR).then_some(error)
     }
-}
 
-/// What is wrong with a frame, if that was found not long ago.
-pub(crate) fn damage(core: &Core, id: ObjectId, off: u32) -> Option<RemoteError> {
-    let (since, error) = core.away.damaged.get(&(id, off))?;
-    (core.options.host.now().saturating_sub(since) < DAMAGED_FOR).then_some(error)
-}
-
-/// Notes that a frame is damaged, or its object missing.
-pub(crate) fn is_damaged(core: &Core, id: ObjectId, off: u32, error: &RemoteError) {
-    if matches!(error, RemoteError::Corrupt(_) | RemoteError::Stale { .. }) {
-        core.away.damaged.insert((id, off), (core.options.host.now(), error.clone()));
+    /// Notes that a frame is damaged, or its object missing.
+    pub(crate) fn is_damaged(&self, now: Duration, id: ObjectId, off: u32, error: &RemoteError) {
+        if matches!(error, RemoteError::Corrupt(_) | RemoteError::Stale { .. }) {
+            self.damaged.insert((id, off), (now, error.clone()));
+        }
     }
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use oleo_format::Corruption;
 
-use crate::away::{may_wait, note};
 use crate::error::{RemoteError, StoreError};
 use crate::format::{ObjectId, ObjectRef, xxh64};
 use crate::shared::{Core, add};
@@ -21,7 +20,7 @@ pub(crate) struct Part {
 
 /// Begins to read a part.
 pub(crate) fn begin(core: &Core, part: Part, deadline: Deadline) -> Ticket {
-    let Some(deadline) = may_wait(core, deadline) else {
+    let Some(deadline) = core.away.may_wait(core.options.host.now(), deadline) else {
         return Ticket::new(|| Err(StoreError::Away("it did not answer before".into())));
     };
     add(&core.counts.gets, 1);
@@ -34,7 +33,7 @@ pub(crate) fn begin(core: &Core, part: Part, deadline: Deadline) -> Ticket {
 /// Its bytes.
 pub(crate) fn end(core: &Core, part: Part, ticket: Ticket) -> Result<Vec<u8>, RemoteError> {
     let bytes = ticket.wait().and_then(|answer| part_of(answer, part.len));
-    note(core, &bytes);
+    core.away.note(core.options.mirrored, core.options.host.now(), &bytes);
     bytes.map_err(|e| match e {
         StoreError::Absent if core.write => why_missing(core, part.id),
         StoreError::Absent => RemoteError::Stale { what: part.id.to_string() },

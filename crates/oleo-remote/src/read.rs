@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use oleo_format::Corruption;
 
-use crate::away::{damage, is_damaged};
 use crate::error::{RemoteError, StoreError};
 use crate::fetch::{Part, begin, begin_page, checked, end, page};
 use crate::format::map::parse_region;
@@ -221,7 +220,7 @@ fn fetch_all(core: &Core, reads: &mut [Reading<'_>], frames: Vec<Frame>, deadlin
                 Err(e) => Err(e.clone()),
             };
             if let Err(e) = &payload {
-                is_damaged(core, frame.id, frame.off, e);
+                core.away.is_damaged(core.options.host.now(), frame.id, frame.off, e);
             }
             hand_out(core, reads, &frame, payload);
         }
@@ -242,7 +241,7 @@ fn on_disk(core: &Core, reads: &mut [Reading<'_>], frame: &Frame) -> bool {
 
 /// Hands out the error of a frame that is known to be damaged; false: it is not.
 fn known(core: &Core, reads: &mut [Reading<'_>], frame: &Frame) -> bool {
-    let Some(error) = damage(core, frame.id, frame.off) else { return false };
+    let Some(error) = core.away.damage(core.options.host.now(), frame.id, frame.off) else { return false };
     hand_out(core, reads, frame, Err(error));
     true
 }
