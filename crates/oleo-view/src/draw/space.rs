@@ -15,12 +15,15 @@ const MARKS_MAX: usize = 400;
 /// The mean sizes of pieces that the steps of fragmentation begin with, largest first.
 const PIECES: [u64; STEPS - 1] = [64 << 20, 16 << 20, 4 << 20, 1 << 20, 256 << 10, 64 << 10, 16 << 10];
 
+/// The class of a cell; none: nothing is there.
+type ClassOf = dyn Fn(&Cells, usize) -> Option<String>;
+
 /// How a cell is coloured, and by which class.
 struct Colouring {
     id: &'static str,
     title: &'static str,
     about: String,
-    class: Box<dyn Fn(&Cells, usize) -> Option<String>>,
+    class: Box<ClassOf>,
     /// From which amount to which, for the scale; none: types.
     scale: Option<(String, String)>,
     /// What the classes are in words, for the table.

@@ -7,6 +7,9 @@ use super::svg::{Body, Picture, Table, number};
 use crate::map::Map;
 use crate::text::{day, human, shortened};
 
+/// Generation, time and number of a subvolume.
+type Made = (u64, i64, u64);
+
 const WIDTH: f64 = 1100.0;
 const HEIGHT: f64 = 220.0;
 
@@ -34,7 +37,7 @@ pub(super) fn generations(map: &Map) -> Picture {
     }
     body.path(&format!("M0 {base}h{WIDTH}"), "line", "");
     // Subvolumes that were made in one bar are one mark.
-    let mut marks: Vec<(usize, Vec<&(u64, i64, u64)>)> = Vec::new();
+    let mut marks: Vec<(usize, Vec<&Made>)> = Vec::new();
     for made in &generations.made {
         let bar = usize::try_from(made.0.min(map.generation) / generations.per_bar.max(1)).unwrap_or(0);
         match marks.last_mut() {

@@ -206,8 +206,8 @@ fn dos_time(sec: i64) -> (u16, u16) {
     let text = crate::text::day(sec);
     let mut parts = text.split('-').filter_map(|part| part.parse::<u16>().ok());
     let (year, month, day) = (parts.next().unwrap_or(1980), parts.next().unwrap_or(1), parts.next().unwrap_or(1));
-    let time = (of_day / 3600) << 11 | (of_day / 60 % 60) << 5 | of_day % 60 / 2;
-    (time as u16, (year - 1980) << 9 | month << 5 | day)
+    let time = ((of_day / 3600) << 11) | ((of_day / 60 % 60) << 5) | (of_day % 60 / 2);
+    (time as u16, ((year - 1980) << 9) | (month << 5) | day)
 }
 
 #[cfg(test)]

@@ -94,10 +94,11 @@ impl Roots {
                 }
             }
         });
-        if leaves.unread > 0 && roots.subvols.is_empty() && roots.extents.is_empty() {
-            if let Some(error) = leaves.first_error {
-                return Err(error.into());
-            }
+        if roots.subvols.is_empty()
+            && roots.extents.is_empty()
+            && let Some(error) = leaves.first_error.take()
+        {
+            return Err(error.into());
         }
         leaves.note("the root tree", notes);
         if left_out > 0 {
