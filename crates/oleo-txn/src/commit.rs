@@ -43,7 +43,7 @@ use crate::source::{DeltaSource, Stage};
 const SETTLE_ROUNDS_MAX: u32 = 100;
 
 /// Commits that one commit is followed by at most, since devices failed: each failure asks for two, and what is left is for the next.
-const COMMITS_OWED_MAX: u32 = 4;
+const COMMITS_AFTER_LOSS_MAX: u32 = 4;
 
 /// The superblock of a settled transaction, and the one that it was made from.
 struct NewSuper {
@@ -404,7 +404,7 @@ impl Engine {
         crate::log::count_commit();
         let mut done = inner.commit_workers.run(|| inner.commit_locked(None, frozen))?;
         // A device that was left out has to be seen to be behind when it comes back.
-        for _ in 0..COMMITS_OWED_MAX {
+        for _ in 0..COMMITS_AFTER_LOSS_MAX {
             if !inner.volume.owes_commit() {
                 break;
             }

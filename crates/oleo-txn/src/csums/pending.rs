@@ -17,7 +17,7 @@ use super::{Layout, csum_key, overlay};
 
 /// Bytes of data of a region. The sums of one are 4 KiB (CRC32C, sectors of 4 KiB), a small part of what a long write adds.
 const REGION: u64 = 4 << 20;
-/// Shards: with two threads for each of 32 processors, most find one of their own. A freeze, with the gate closed, takes the lock of each.
+/// Shards: with two threads for each of 32 processors, most find one of their own. A freeze, with joins blocked, takes the lock of each.
 const SHARDS: usize = 64;
 
 /// By the address of the first sector.
