@@ -1,7 +1,7 @@
 //! A mount that follows: it shows the newest state of a volume that another machine writes.
 //!
 //! The volume is shown as moments (`oleo::Follower`), each with an image and a [`Server`] of its own. What is looked up is looked
-//! up in the newest. Normal path: (1) the asking thread (`ask`) finds a newer moment, and [`Following::shows`] makes it the one
+//! up in the newest. Normal path: (1) the asking thread (`ask.rs`) finds a newer moment, and [`Following::shows`] makes it the one
 //! that names are looked up in; (2) the kernel believes names for a short time only, looks them up again, and gets the same
 //! node for what has not changed and another one for what has; (3) a file that is open keeps the moment in which it was opened,
 //! until it is closed; (4) a moment in which no file is open is let go of.
@@ -23,8 +23,6 @@
 //!
 //! Locks: `state`, a leaf; never held while something is read.
 
-mod ask;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,8 +38,6 @@ use crate::server::{Errno, Newest, Server};
 use crate::transport::{Handler, Outcome};
 use crate::wire::abi::{self, ROOT_ID};
 use crate::wire::{Op, Reply, Request};
-
-pub(crate) use ask::Asking;
 
 /// For how long the kernel believes a name at most.
 const VALID_MAX: Duration = Duration::from_secs(1);
@@ -138,17 +134,17 @@ impl Following {
     }
 
     /// How often the store is to be asked.
-    fn every(&self) -> Duration {
+    pub(crate) fn every(&self) -> Duration {
         self.follow / 2
     }
 
     /// What was shown is the newest, as of a time.
-    fn is_newest(&self, asked: Instant) {
+    pub(crate) fn is_newest(&self, asked: Instant) {
         self.state.lock().asked = asked;
     }
 
     /// Shows a newer moment from now on.
-    fn shows(&self, server: Server, committed: Generation, asked: Instant) {
+    pub(crate) fn shows(&self, server: Server, committed: Generation, asked: Instant) {
         if let Some(path) = self.front.control_path() {
             server.set_control(path.clone());
         }
@@ -178,8 +174,20 @@ impl Following {
         }
     }
 
-    /// Lets go of moments that nobody needs, and returns them: ending them asks the store.
-    fn let_go(&self) -> Vec<Arc<Moment>> {
+    /// The first server.
+    pub(crate) fn front(&self) -> &Arc<Server> {
+        &self.front
+    }
+
+    /// Lets go of moments that nobody needs.
+    pub(crate) fn let_go(&self) {
+        for moment in self.unneeded() {
+            // This asks the store. A lease that is not ended ends by itself.
+            let _ended = moment.server.image().release();
+        }
+    }
+
+    fn unneeded(&self) -> Vec<Arc<Moment>> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let mut gone = Vec::new();
@@ -206,7 +214,7 @@ impl Following {
     }
 
     /// Nodes that the kernel may forget, if it knows too many.
-    fn too_many(&self) -> Vec<u64> {
+    pub(crate) fn too_many(&self) -> Vec<u64> {
         let state = self.state.lock();
         let most = self.front.nodes_max();
         let excess = state.seats.len().saturating_sub(most);

@@ -11,6 +11,7 @@
 //! Crash: a server that is killed leaves the image as of the last commit (or sync, or fsync) and the mount dead until
 //! it is unmounted. A write that fails turns the volume read-only, with the old state on disk; reading continues.
 
+mod ask;
 mod attach;
 mod background;
 mod control;

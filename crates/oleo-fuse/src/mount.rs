@@ -12,10 +12,11 @@ use oleo::{Device, ErrorKind, Follower, Hint, Image, Moment, OnNotice, OpenOptio
 use oleo_device::mountinfo::mount_on;
 use oleo_format::{Class, Classified, Generation, InodeFlags};
 
+use crate::ask::Asking;
 use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
 use crate::control::Control;
-use crate::follow::{Asking, Following};
+use crate::follow::Following;
 use crate::memory;
 use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
@@ -206,7 +207,7 @@ fn claim(device: &Path, open: &OpenOptions) -> Result<std::fs::File, MountError>
 }
 
 /// The root directory of the subvolume to show.
-pub(crate) fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountError> {
+fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountError> {
     let fs = image.fs();
     let root = match (&options.subvol, options.subvolid) {
         (Some(path), id) => {
@@ -339,7 +340,9 @@ impl Mounted {
             Some((follower, committed)) => {
                 let following = Following::new(&server, committed);
                 server.set_following(following.clone());
-                let asking = Asking::start(&following, follower);
+                let shown = options.clone();
+                let root = move |image: &Image| find_root(image, &shown).map_err(|e| e.to_string());
+                let asking = Asking::start(&following, follower, Box::new(root));
                 let asking = asking.map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
                 Some((following, asking))
             }

@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use oleo::{Follower, Moment};
+use oleo::{Follower, Image, Moment};
+use oleo_fs::InodeRef;
 
-use super::Following;
-use crate::mount::find_root;
+use crate::follow::Following;
 use crate::server::Server;
 
 /// Nodes that one notice names.
@@ -18,6 +18,9 @@ const AT_ONCE: usize = 256;
 /// How long the end waits for a request that is under way, and how often it looks.
 const STOP_MAX: Duration = Duration::from_secs(2);
 const STOP_LOOK: Duration = Duration::from_millis(5);
+/// Finds the root directory of what is shown in a moment; or why there is none.
+pub(crate) type FindRoot = Box<dyn Fn(&Image) -> Result<InodeRef, String> + Send>;
+
 /// The thread.
 pub(crate) struct Asking {
     alive: Sender<()>,
@@ -26,10 +29,14 @@ pub(crate) struct Asking {
 
 impl Asking {
     /// Starts it.
-    pub(crate) fn start(following: &Arc<Following>, follower: Follower) -> std::io::Result<Asking> {
+    pub(crate) fn start(
+        following: &Arc<Following>,
+        follower: Follower,
+        find_root: FindRoot,
+    ) -> std::io::Result<Asking> {
         let (alive, ended) = channel();
         let following = following.clone();
-        let work = move || ask(&following, follower, &ended);
+        let work = move || ask(&following, follower, &find_root, &ended);
         Ok(Asking { alive, thread: std::thread::Builder::new().name("follow".to_owned()).spawn(work)? })
     }
 
@@ -48,14 +55,14 @@ impl Asking {
     }
 }
 
-fn ask(following: &Following, mut follower: Follower, ended: &Receiver<()>) {
-    let log = following.front.log().clone();
+fn ask(following: &Following, mut follower: Follower, find_root: &FindRoot, ended: &Receiver<()>) {
+    let log = following.front().log().clone();
     let mut failing = false;
     while ended.recv_timeout(following.every()) == Err(RecvTimeoutError::Timeout) {
         let asked = Instant::now();
         let shown = follower.newer().map_err(|e| e.to_string()).and_then(|next| match next {
             None => Ok(following.is_newest(asked)),
-            Some(moment) => show(following, moment, asked),
+            Some(moment) => show(following, moment, find_root, asked),
         });
         match shown {
             Ok(()) if std::mem::take(&mut failing) => log("the newest state can be read again"),
@@ -65,18 +72,15 @@ fn ask(following: &Following, mut follower: Follower, ended: &Receiver<()>) {
             }
             Err(_) => {}
         }
-        for moment in following.let_go() {
-            // A lease that is not ended ends by itself.
-            let _ended = moment.server.image().release();
-        }
+        following.let_go();
         forget_some(following);
     }
 }
 
-fn show(following: &Following, moment: Moment, asked: Instant) -> Result<(), String> {
+fn show(following: &Following, moment: Moment, find_root: &FindRoot, asked: Instant) -> Result<(), String> {
     let Moment { image, committed } = moment;
-    let front = &following.front;
-    let root = find_root(&image, front.options()).map_err(|e| e.to_string())?;
+    let front = following.front();
+    let root = find_root(&image)?;
     let server = Server::new(Arc::new(image), root, front.options().clone(), front.log().clone());
     following.shows(server, committed, asked);
     Ok(())
@@ -84,7 +88,7 @@ fn show(following: &Following, moment: Moment, asked: Instant) -> Result<(), Str
 
 /// Asks the kernel to forget nodes, if it knows too many and can be asked.
 fn forget_some(following: &Following) {
-    let Some(notifier) = following.front.notifier() else { return };
+    let Some(notifier) = following.front().notifier() else { return };
     for part in following.too_many().chunks(AT_ONCE) {
         if notifier.prune(part).is_err() {
             return;
