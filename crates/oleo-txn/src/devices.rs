@@ -74,7 +74,11 @@ impl Staged<'_> {
         let held = inner.growth.lock_chunk_alloc();
         let (devid, (key, item)) = inner.volume.attach(new)?;
         drop(held);
-        self.put(TreeId::CHUNK, &[Change::put(key, item)])?;
+        let mut changes: Vec<Change> =
+            inner.volume.seed_items()?.into_iter().map(|(key, item)| Change::put(key, item)).collect();
+        changes.push(Change::put(key, item));
+        changes.sort_by_key(|change| change.key);
+        self.put(TreeId::CHUNK, &changes)?;
         Ok(devid)
     }
 

@@ -20,6 +20,7 @@ use crate::carve::{DEVICE_HEAD_LEN, dev_item};
 use crate::error::VolumeError;
 use crate::member::Member;
 use crate::places::Places;
+use crate::supers::read_super;
 
 /// Fewest bytes of a device: the part that no chunk uses, and a chunk of some use.
 pub const NEW_DEVICE_MIN: u64 = DEVICE_HEAD_LEN + (16 << 20);
@@ -129,6 +130,22 @@ impl Volume {
         members.push(member);
         members.sort_by_key(|member| member.devid);
         Ok((DevId(devid), item))
+    }
+
+    /// The items of the devices of seeds, for the chunk tree of a volume that was made of them: each says the generation of the device's
+    /// superblock, which readers of the volume compare (`btrfs_dev_item.generation` in the UAPI header: what is expected of the device).
+    ///
+    /// # Errors
+    /// A superblock of a seed cannot be read.
+    pub fn seed_items(&self) -> Result<Vec<(Key, Vec<u8>)>, VolumeError> {
+        let members = self.members.read();
+        let mut items = Vec::new();
+        for member in members.iter().filter(|member| member.seed) {
+            let Some(device) = member.plain() else { continue };
+            member.item.lock().generation = read_super(device.as_ref())?.generation;
+            items.push(dev_item(member, 0));
+        }
+        Ok(items)
     }
 
     /// Whether a device could go: no chunk is on it.
