@@ -10,6 +10,7 @@ mod explore;
 mod filesystem;
 mod generate;
 mod inspect;
+mod interruptible;
 mod ln;
 mod ls;
 mod map;

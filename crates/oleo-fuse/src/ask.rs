@@ -61,7 +61,10 @@ fn ask(following: &Following, mut follower: Follower, find_root: &FindRoot, ende
     while ended.recv_timeout(following.every()) == Err(RecvTimeoutError::Timeout) {
         let asked = Instant::now();
         let shown = follower.newer().map_err(|e| e.to_string()).and_then(|next| match next {
-            None => Ok(following.is_newest(asked)),
+            None => {
+                following.is_newest(asked);
+                Ok(())
+            }
             Some(moment) => show(following, moment, find_root, asked),
         });
         match shown {

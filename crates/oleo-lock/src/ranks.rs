@@ -183,15 +183,15 @@ ranks! {
     Agreed, "oleo-txn", "`Inner::agreed`", One, May("devices are told what is free; a group is read"),
         "in which groups may be discarded",
         "while devices are told what commits freed; whoever looks for space waits for it";
+    CopyRange, "oleo-volume", "`Volume::copying` (read/write)", One, May("data is written, or copied"),
+        "that nothing is written where bytes are being copied",
+        "read: one write; written: a run is copied, or a device gives its place to another";
     Trees, "oleo-txn", "`Trees::map` (read/write)", One, No,
         "the newest roots",
         "a look-up or a store";
     PendingSums, "oleo-txn", "`Pending::shards[n]` (read/write)", One, No,
         "checksums of data of the open transaction, and of the frozen one",
         "a look-up, an insertion or a move";
-    CopyRange, "oleo-volume", "`Volume::copying` (read/write)", One, May("data is written, or copied"),
-        "that nothing is written where bytes are being copied",
-        "read: one write; written: a run is copied, or a device gives its place to another";
     StripeRow, "oleo-volume", "`Rows::shards[n]`", Several("number"), May("the row is read and written"),
         "rows of chunks with parity",
         "a part of a row is written, or rebuilt; bad bytes in it are overwritten";

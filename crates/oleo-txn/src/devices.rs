@@ -60,7 +60,7 @@ impl Inner {
         let text = format!(
             "device {source} is being replaced, and the device that is to take its place is not there: name it"
         );
-        Err(TxnError::Refused(text.into()))
+        Err(TxnError::Refused(text))
     }
 }
 

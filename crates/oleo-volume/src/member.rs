@@ -299,7 +299,7 @@ impl Member {
     /// The target is the device from now on. Returns what was there before.
     pub fn take_target(&self) -> Option<Arc<dyn Device>> {
         let mut slot = self.slot.write();
-        let Some(target) = slot.target.take() else { return None };
+        let target = slot.target.take()?;
         let before = slot.plain.take();
         slot.plain = Some(target.clone());
         slot.device = Some(target);

@@ -175,8 +175,8 @@ impl Volume {
         let done: Vec<_> = devices.iter().map(|device| device.release()).collect();
         // What failed was told, and the volume does without it.
         let failed = |device: &Arc<Latched>| device.failure().is_some();
-        let done = done.into_iter().zip(&devices).filter(|(done, device)| done.is_ok() || !failed(device));
-        done.map(|(done, _)| done).collect::<Result<(), _>>().map_err(|e| self.stop(e))
+        let mut done = done.into_iter().zip(&devices).filter(|(done, device)| done.is_ok() || !failed(device));
+        done.try_for_each(|(done, _)| done).map_err(|e| self.stop(e))
     }
 
     /// Sees to it that nothing that is written from now on survives a crash that loses something written before. With one device its own

@@ -389,10 +389,10 @@ impl Worker {
             if !replacer.is_wanted() {
                 continue;
             }
-            if let Err(error) = replacer.run() {
-                if !replacer.is_wanted() {
-                    self.failed(BackgroundTask::Replace, error);
-                }
+            if let Err(error) = replacer.run()
+                && !replacer.is_wanted()
+            {
+                self.failed(BackgroundTask::Replace, error);
             }
         }
     }

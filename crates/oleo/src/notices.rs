@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use oleo_volume::{LostDevice, Volume, WhyLeftOut};
 
+type Told = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// Whoever is told. By default nobody.
 #[derive(Clone, Default)]
-pub struct OnNotice(Option<Arc<dyn Fn(&str) + Send + Sync>>);
+pub struct OnNotice(Option<Told>);
 
 impl OnNotice {
     /// This is called with each notice, one line of text.

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use oleo::control::{BalanceChange, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Reply, Request};
 use rustix::io::Errno;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
+use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Said, human, misuse};
 use crate::target::{self, Access, Target, VolumeArg, answer};
 
@@ -132,24 +131,9 @@ fn begin(on: &VolumeArg, target: &Target, change: &BalanceChange, enqueue: bool)
 
 /// Runs it in this process. A signal interrupts it, so that it can be resumed.
 fn run_here(balancer: &oleo::balance::Balancer, out: &Out) -> anyhow::Result<BalanceStatus> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let handle = signals.handle();
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            for _ in signals.forever() {
-                balancer.interrupt();
-            }
-        });
-        threads.spawn(|| {
-            let progress = out.progress("balance");
-            while progress.is_shown() && balancer.status().state == BalanceState::Running {
-                progress.show(line(&balancer.status().progress));
-                thread::sleep(LOOK_EVERY);
-            }
-        });
-        balancer.run();
-        handle.close();
-    });
+    let progress = out.progress("balance");
+    let show = || progress.show(line(&balancer.status().progress));
+    interruptible(&progress, || balancer.interrupt(), show, || balancer.run())?;
     Ok(balancer.status())
 }
 

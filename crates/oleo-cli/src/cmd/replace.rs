@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use oleo::control::{DeviceChange, ReplaceState, ReplaceStatus, Reply, Request, WhichDevice};
 use oleo::device::Place;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
+use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Said, human, json, println_or_end};
 use crate::target::{Access, Target, VolumeArg, answer};
 
@@ -121,21 +120,9 @@ fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool) -> anyhow::Resu
     let progress = out.progress("replace");
     match &target {
         Target::Image { image, .. } => {
-            let mut signals = Signals::new([SIGINT, SIGTERM])?;
-            let handle = signals.handle();
             let replacer = image.replacer();
-            let ran = thread::scope(|threads| {
-                threads.spawn(|| signals.forever().for_each(|_| replacer.interrupt()));
-                threads.spawn(|| {
-                    while progress.is_shown() && !handle.is_closed() {
-                        progress.show(line(&replacer.status()));
-                        thread::sleep(LOOK_EVERY);
-                    }
-                });
-                let ran = replacer.run();
-                handle.close();
-                ran
-            });
+            let show = || progress.show(line(&replacer.status()));
+            let ran = interruptible(&progress, || replacer.interrupt(), show, || replacer.run())?;
             ran.map_err(oleo::Error::from)?;
         }
         Target::Mount { .. } if !wait => {

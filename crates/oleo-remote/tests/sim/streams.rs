@@ -145,7 +145,7 @@ fn prune(run: &Run<'_>, client: &Client, rng: &mut Rng) {
         // At times while they are under way.
         let age = [Duration::ZERO, Duration::from_secs(60), Duration::MAX][rng.below(3) as usize];
         let found = streams.collect(age, false);
-        run.tally.given_up.fetch_add(found.map_or(0, |found| found.given_up as u64), SeqCst);
+        run.tally.given_up.fetch_add(found.map_or(0, |found| found.given_up), SeqCst);
     }
 }
 

@@ -1,18 +1,11 @@
 //! `oleo device remove`
 
-use std::thread;
-use std::time::Duration;
-
 use oleo::control::{DeviceChange, DeviceJob, Reply, Request, WhichDevice};
 use oleo::device::Place;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
+use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Progress, misuse};
 use crate::target::{Access, Target, VolumeArg, answer};
-
-/// How often the progress is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Move everything away from devices and remove them from the volume
 ///
@@ -62,21 +55,9 @@ impl Args {
     /// Has it done and shows the progress. A signal ends what this process does itself.
     fn follow(&self, target: &Target, out: &Out, request: Request) -> anyhow::Result<Reply> {
         let Target::Image { image, .. } = target else { return Ok(target.ask(request)?) };
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        let handle = signals.handle();
         let progress = out.progress("remove");
-        thread::scope(|threads| {
-            threads.spawn(|| signals.forever().for_each(|_| image.members().interrupt()));
-            threads.spawn(|| {
-                while progress.is_shown() && !handle.is_closed() {
-                    show(&progress, image.members().status());
-                    thread::sleep(LOOK_EVERY);
-                }
-            });
-            let done = target.ask(request);
-            handle.close();
-            Ok(done?)
-        })
+        let shown = || show(&progress, image.members().status());
+        Ok(interruptible(&progress, || image.members().interrupt(), shown, || target.ask(request))??)
     }
 }
 

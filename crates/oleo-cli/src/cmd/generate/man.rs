@@ -84,6 +84,11 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ("cache=BYTES", "cache=256M", "Memory for tree blocks; by default as the machine allows."),
     ("nodes=N", "nodes=100000", "Inodes that the kernel may know before it is asked to forget some."),
     ("user_subvol_rm_allowed", "user_subvol_rm_allowed", "Users may delete their own subvolumes."),
+    (
+        "follow=SECONDS",
+        "follow=10",
+        "Of a volume on an object store that another machine writes, mounted with ro: names lead to what is at most so old.",
+    ),
     ("skip_balance", "skip_balance", "Do not resume an interrupted balance."),
     (
         "space_cache=v1, nospace_cache",

@@ -9,11 +9,10 @@ use oleo::control::{Reply, Request, ScrubChange, ScrubEnd, ScrubShown, ScrubWant
 use oleo::format::DevId;
 use oleo::scrub::Scrubber;
 use rustix::io::Errno;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use super::{look, nothing_there, open, show};
 use crate::args;
+use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Said, human, json, println_or_end};
 use crate::target::{self, Access, Target, VolumeArg};
 
@@ -142,24 +141,10 @@ fn follow(on: &VolumeArg, how: &How, out: &Out, change: ScrubChange, from: &[Pat
 
 /// Runs it in this process. A signal interrupts it, so that it can be resumed.
 fn run_here(scrubber: &Scrubber, out: &Out) -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let handle = signals.handle();
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            for _ in signals.forever() {
-                scrubber.interrupt();
-            }
-        });
-        threads.spawn(|| {
-            let progress = out.progress("scrub");
-            while progress.is_shown() && scrubber.status().running {
-                progress.show(line(&scrubber.status()));
-                thread::sleep(LOOK_EVERY);
-            }
-        });
-        scrubber.run_alone();
-        handle.close();
-    });
+    let progress = out.progress("scrub");
+    let show = || progress.show(line(&scrubber.status()));
+    // How it ended is in what is reported.
+    let _ = interruptible(&progress, || scrubber.interrupt(), show, || scrubber.run_alone())?;
     Ok(())
 }
 
