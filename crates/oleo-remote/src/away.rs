@@ -92,7 +92,7 @@ impl Away {
     }
 
     /// Notes that a frame is damaged, or its object missing.
-    pub(crate) fn is_damaged(&self, now: Duration, id: ObjectId, off: u32, error: &RemoteError) {
+    pub(crate) fn note_damage(&self, now: Duration, id: ObjectId, off: u32, error: &RemoteError) {
         if matches!(error, RemoteError::Corrupt(_) | RemoteError::Stale { .. }) {
             self.damaged.insert((id, off), (now, error.clone()));
         }

@@ -75,7 +75,7 @@ impl RemoteDevice {
     }
 
     fn end_lease(&self) -> Result<(), RemoteError> {
-        if self.core.given_up.swap(true, Ordering::AcqRel) {
+        if self.core.given_up.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
         let Some(lease) = self.core.lease.get() else { return Ok(()) };

@@ -24,16 +24,20 @@ pub(crate) fn begin(core: &Core, part: Part, deadline: Deadline) -> Ticket {
         return Ticket::new(|| Err(StoreError::Away("it did not answer before".into())));
     };
     add(&core.counts.gets, 1);
-    match core.owner_of(part.id) {
-        Some((store, _)) => get_part(store, &part.id.key(), part.off..part.off + part.len, deadline),
-        None => Ticket::new(|| Err(StoreError::Absent)),
-    }
+    let Some((store, _)) = core.owner_of(part.id) else { return Ticket::new(|| Err(StoreError::Absent)) };
+    let ticket = get_part(store, &part.id.key(), part.off..part.off + part.len, deadline);
+    let (away, host, mirrored) = (core.away.clone(), core.options.host.clone(), core.options.mirrored);
+    // Only what was sent shows whether the store is away.
+    Ticket::new(move || {
+        let done = ticket.wait();
+        away.note(mirrored, host.now(), &done);
+        done
+    })
 }
 
 /// Its bytes.
 pub(crate) fn end(core: &Core, part: Part, ticket: Ticket) -> Result<Vec<u8>, RemoteError> {
     let bytes = ticket.wait().and_then(|answer| part_of(answer, part.len));
-    core.away.note(core.options.mirrored, core.options.host.now(), &bytes);
     bytes.map_err(|e| match e {
         StoreError::Absent if core.write => why_missing(core, part.id),
         StoreError::Absent => RemoteError::Stale { what: part.id.to_string() },

@@ -126,10 +126,11 @@ fn keep_moment(core: &Core) -> Result<(), RemoteError> {
     let head = core.published.lock().head.clone();
     let deadline = core.deadline(core.options.bounds.attach_max);
     if let Lease::Taken(lease) = take_lease(&core.store, &head, &core.options, deadline)? {
-        if core.given_up.load(Ordering::Acquire) {
-            return withdraw(&*core.store, &lease, &core.options, deadline);
+        let lease = core.lease.get_or_init(|| lease);
+        // Whoever gives up says so and then looks for a lease: either sees the other.
+        if core.given_up.load(Ordering::SeqCst) {
+            return withdraw(&*core.store, lease, &core.options, deadline);
         }
-        let _first = core.lease.set(lease);
     }
     Ok(())
 }

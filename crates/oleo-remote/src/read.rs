@@ -220,7 +220,7 @@ fn fetch_all(core: &Core, reads: &mut [Reading<'_>], frames: Vec<Frame>, deadlin
                 Err(e) => Err(e.clone()),
             };
             if let Err(e) = &payload {
-                core.away.is_damaged(core.options.host.now(), frame.id, frame.off, e);
+                core.away.note_damage(core.options.host.now(), frame.id, frame.off, e);
             }
             hand_out(core, reads, &frame, payload);
         }

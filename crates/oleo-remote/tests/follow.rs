@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use oleo_device::Device;
+use oleo_device::{Device, ReadReq};
 use oleo_remote::store::{Answer, Deadline, MemoryStore, Op, Store, StoreTime, Ticket};
 use oleo_remote::{Follower, Host, KeySource, RemoteDevice, RemoteError, StoreError, StoreOptions, SystemHost, create};
 
@@ -148,10 +148,20 @@ fn away() {
         options.bounds.cache_bytes_max = 0;
         create(arc(), LEN, false, &options).expect("create");
         let dev = RemoteDevice::open_writable(arc(), &options).expect("open");
-        dev.write_at(0, &vec![1; 900_000]).expect("write");
+        // Bytes that no compression brings together.
+        let bytes: Vec<u8> = (0..900_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        dev.write_at(0, &bytes).expect("write");
+        dev.write_at(LEN / 2, &bytes).expect("write");
         dev.flush().expect("flush");
         drop(dev);
         let dev = RemoteDevice::open(arc(), None, &options).expect("open");
+        // In one batch, since what is refused beside the read that is sent must not be taken for its answer.
+        let read_both = || {
+            let (mut one, mut two) = ([0; 4096], [0; 4096]);
+            let mut reads = [ReadReq::new(0, &mut one), ReadReq::new(LEN / 2, &mut two)];
+            dev.read_batch(&mut reads);
+            reads.iter().filter(|read| read.result.is_ok()).count()
+        };
         let read = || {
             let (begun, mut byte) = (Instant::now(), [0; 4096]);
             let done = dev.read_at(0, &mut byte).is_ok();
@@ -170,6 +180,9 @@ fn away() {
         store.away.store(false, Relaxed);
         assert_eq!(read().0, !mirrored, "that it is back is not known yet");
         clock.1.fetch_add(11, Relaxed);
+        let first = read_both();
+        assert!(first > 0 && (mirrored || first == 2), "{first}");
+        assert_eq!(read_both(), 2, "it is back");
         assert!(read().0 && read().0);
         assert_eq!(count("away now"), 0);
     }
