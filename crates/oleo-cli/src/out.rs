@@ -270,17 +270,7 @@ pub(crate) fn human(bytes: u64) -> String {
 
 /// Date and time of day in UTC, to the second.
 pub(crate) fn date(time: Time) -> String {
-    let (days, of_day) = (time.sec.div_euclid(86_400), time.sec.rem_euclid(86_400));
-    // Counted in eras of 400 years, each of which begins on the first of March.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
+    oleo::layers::format::print::date(time.sec)
 }
 
 /// A message as it may go to a terminal: names in it may hold anything, and what a terminal would obey, or what would turn the

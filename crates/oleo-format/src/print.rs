@@ -190,9 +190,15 @@ pub fn time(t: &Timespec) -> String {
 /// The date and time of day of a number of seconds since 1970, in UTC.
 pub fn date(seconds: i64) -> String {
     const DAY_SECONDS: i64 = 86_400;
+    let (days, rest) = (seconds.div_euclid(DAY_SECONDS), seconds.rem_euclid(DAY_SECONDS));
+    let (year, month, day) = calendar(days);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// Year, month and day of a number of days since 1970, which must be one that seconds in 64 bits can have.
+pub fn calendar(days: i64) -> (i64, i64, i64) {
     /// Days in 400 years, after which the calendar repeats.
     const ERA_DAYS: i64 = 146_097;
-    let (days, rest) = (seconds.div_euclid(DAY_SECONDS), seconds.rem_euclid(DAY_SECONDS));
     // Years begin in March here, so that the leap day is the last of its year. Day 0 is the first of March of the year 0.
     let day = days + 719_468;
     let (era, of_era) = (day.div_euclid(ERA_DAYS), day.rem_euclid(ERA_DAYS));
@@ -201,8 +207,7 @@ pub fn date(seconds: i64) -> String {
     let month_from_march = (5 * of_year + 2) / 153;
     let day_of_month = of_year - (153 * month_from_march + 2) / 5 + 1;
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + i64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day_of_month:02} {:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+    (era * 400 + year_of_era + i64::from(month <= 2), month, day_of_month)
 }
 
 /// A block: its head, then items or children, a line or more each.

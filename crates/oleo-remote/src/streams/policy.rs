@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use oleo_format::print::calendar;
 use uuid::Uuid;
 
 use super::list::StreamEntry;
@@ -104,13 +105,10 @@ fn day(taken: i64) -> i64 {
     taken.div_euclid(86_400)
 }
 
-/// Months since the year 0, of a day since 1970: counted in eras of 400 years, each of which begins on the first of March.
+/// Months since the year 0, of a day since 1970.
 fn month(day: i64) -> i64 {
-    let shifted = day + 719_468;
-    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    (era * 400 + year_of_era) * 12 + (5 * of_year + 2) / 153 + 2
+    let (year, month, _) = calendar(day);
+    year * 12 + month - 1
 }
 
 #[cfg(test)]
