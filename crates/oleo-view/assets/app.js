@@ -40,7 +40,7 @@ async function ask(address) {
   return answer.json();
 }
 
-// Lines of JSON as they come.
+// Lines of JSON as they come, as long as `each` does not return false.
 async function lines(address, each) {
   if (running) running.abort();
   const mine = new AbortController();
@@ -54,7 +54,9 @@ async function lines(address, each) {
     if (done) break;
     const parts = (rest + value).split("\n");
     rest = parts.pop();
-    for (const part of parts) if (part) each(JSON.parse(part));
+    for (const part of parts) {
+      if (part && each(JSON.parse(part)) === false) { mine.abort(); return; }
+    }
   }
 }
 
@@ -194,7 +196,8 @@ $("search").onsubmit = (event) => {
   lines("api/search?path=" + here + "&name=" + encodeURIComponent($("name").value), (line) => {
     if (line.path !== undefined) add(line.path, split(line.raw));
     else say(line.looked_at + " names looked at" + (line.done ? (line.more ? "; there are more finds than are shown" : "; that is all") : " …")
-      + (line.unread ? "; " + line.unread + " directories cannot be read" : ""), line.unread > 0);
+      + (line.left_out ? "; what is in " + line.left_out + " further directories is left out" : "")
+      + (line.unread ? "; " + line.unread + " directories cannot be read" : ""), line.unread > 0 || line.left_out > 0);
   }).catch(failed);
 };
 
@@ -205,7 +208,10 @@ $("compare").onsubmit = (event) => {
   lines("api/compare?old=" + $("old").value + "&new=" + $("new").value, (line) => {
     if (line.error) say(line.error, true);
     else if (line.done) say(line.told + " differences" + (line.more ? " and more" : ""));
-    else if (!add(line.change + ": " + line.path, line.raw && split(line.raw))) running.abort();
+    else if (!add(line.change + ": " + line.path, line.raw && split(line.raw))) {
+      say("The list is cut: there are more than " + LINES_MAX + " differences");
+      return false;
+    }
   }).catch(failed);
 };
 
@@ -216,7 +222,8 @@ function check(data) {
     if (line.error) say(line.error, true);
     else if (line.finished) say((line.sound ? "sound" : "damaged") + ", " + line.findings + " findings" + (line.left_out ? " and " + line.left_out + " more" : ""), !line.sound);
     else if (line.what) say("checking " + line.what + ": " + line.done + " of at most " + line.expected);
-    else add(line.severity + ": " + line.kind + (line.at === null ? "" : " at " + line.at) + ": " + line.text + (line.paths.length ? " — " + line.paths.join(", ") : ""));
+    else add(line.severity + ": " + line.kind + (line.at === null ? "" : " at " + line.at) + ": " + line.text
+      + (line.paths.length ? " — " + line.paths.join(", ") + (line.more_paths ? " and more" : "") : ""));
   }).catch(failed);
 }
 $("check").onclick = () => check(0);
@@ -265,5 +272,7 @@ async function begin() {
   live();
 }
 
+// The hash is the path that is shown.
+$("skip").onclick = (event) => { event.preventDefault(); $("main").focus(); };
 window.onhashchange = show;
 begin().catch(failed);

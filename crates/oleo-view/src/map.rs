@@ -13,6 +13,7 @@ mod cells;
 mod devices;
 mod error;
 mod findings;
+mod notes;
 mod options;
 mod paths;
 mod shares;
@@ -67,6 +68,8 @@ pub struct Map {
     pub sample: Option<Sample>,
     /// What is not complete, and why.
     pub notes: Vec<String>,
+    /// How often a tree block could not be read; on a volume that is in use they may be readable the next time.
+    pub unread: u64,
 }
 
 impl Map {
@@ -76,7 +79,7 @@ impl Map {
     /// None of its trees can be read.
     pub fn read(inspector: &Inspector, options: &MapOptions) -> Result<Map, MapError> {
         let sb = inspector.volume().super_block();
-        let mut notes = Vec::new();
+        let mut notes = notes::Notes::default();
         let roots = tree::Roots::read(inspector, &mut notes)?;
         let (devices, mut groups) = devices::read(inspector, &mut notes);
         let mut space = space::Builder::new(&groups, &sb);
@@ -108,7 +111,8 @@ impl Map {
             paths,
             findings: Findings::default(),
             sample,
-            notes,
+            notes: notes.said,
+            unread: notes.unread,
         })
     }
 

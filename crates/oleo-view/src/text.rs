@@ -1,5 +1,7 @@
 //! Bytes and numbers as text for people.
 
+use oleo::layers::format::print::calendar;
+
 /// Whether a character must not be shown as it is: what a terminal obeys, what turns the order of letters around, and what is not seen at all.
 fn is_hidden(c: char) -> bool {
     c.is_control()
@@ -34,15 +36,8 @@ pub fn human(bytes: u64) -> String {
 
 /// A day in UTC, of seconds since 1970.
 pub(crate) fn day(sec: i64) -> String {
-    // Counted in eras of 400 years, each of which begins on the first of March.
-    let shifted = sec.div_euclid(86_400).saturating_add(719_468);
-    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    format!("{:04}-{month:02}-{day:02}", year_of_era + era * 400 + i64::from(month <= 2))
+    let (year, month, day) = calendar(sec.div_euclid(86_400));
+    format!("{year:04}-{month:02}-{day:02}")
 }
 
 #[cfg(test)]

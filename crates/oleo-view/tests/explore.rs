@@ -5,8 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use oleo::fs::SetAttr;
 use oleo::{Image, OpenOptions, SnapshotOptions};
-use oleo_view::explore::{Explorer, Target};
+use oleo_sim::rot::Rot;
+use oleo_view::explore::{Ask, Explorer, Target};
 use serde_json::Value;
 
 struct Answer {
@@ -73,8 +75,11 @@ struct Served(Option<Explorer>);
 
 impl Served {
     fn new(path: &Path) -> Served {
-        let target =
-            Target { image: path.to_owned(), options: OpenOptions::default(), mount: None, map_bytes: 64 << 20 };
+        Served::of(path, None)
+    }
+
+    fn of(path: &Path, mount: Option<Ask>) -> Served {
+        let target = Target { image: path.to_owned(), options: OpenOptions::default(), mount, map_bytes: 64 << 20 };
         Served(Some(Explorer::start(target, 0).unwrap()))
     }
 
@@ -205,10 +210,16 @@ fn contents_and_headers() {
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("disk.img");
     let image = sample(&path);
+    image.create_dir("v/mode").unwrap();
+    image.create_dir("v/entries").unwrap();
     image.snapshot("v", "s", &SnapshotOptions::default().read_only(true)).unwrap();
     image.write("v/new", b"1").unwrap();
     image.write("v/dir/bytes", b"changed").unwrap();
     image.remove(&image.top().unwrap(), "v/picture", oleo::fs::Depth::One).unwrap();
+    let private = SetAttr::default().mode(Some(0o700));
+    image.fs().set_attr(&image.find("v/mode").unwrap(), &private).unwrap();
+    image.write("v/mode/entry", b"1").unwrap();
+    image.write("v/entries/entry", b"1").unwrap();
     image.close().unwrap();
     let served = Served::new(&path);
     for address in [
@@ -281,6 +292,8 @@ fn contents_and_headers() {
     let told = |change: &str, path: &str| lines.iter().any(|line| line["change"] == change && line["path"] == path);
     assert!(told("added", "v/new") && told("contents", "v/dir/bytes") && told("removed", "s/picture"), "{lines:?}");
     assert!(!lines.iter().any(|line| line["path"] == "v/dir/text"), "{lines:?}");
+    // Of a directory with other entries it is told if something else has changed, too.
+    assert!(told("attributes", "v/mode") && !lines.iter().any(|line| line["path"] == "v/entries"), "{lines:?}");
     assert_eq!(lines.last().unwrap()["done"], true);
     // Search.
     let lines = served.get("api/search?path=&name=TEX").lines();
@@ -326,6 +339,101 @@ fn archives() {
         assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), "['dir', 'dir/bytes', 'dir/large', 'dir/text']");
         assert!(std::fs::read(format!("{}.large", file.display())).unwrap() == want);
     }
+}
+
+/// Goal: an archive of a directory that leads to itself ends, and says that it is not whole. Method: an entry that claims to be a file is led to the directory above, behind sound checksums.
+#[test]
+fn archives_in_circles() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    let image = Image::create(&path, 512 << 20).unwrap();
+    image.create_dirs(&image.top().unwrap(), b"outer/inner").unwrap();
+    image.write("outer/inner/leads back", b"").unwrap();
+    let to = image.find("outer").unwrap().ino().0;
+    image.close().unwrap();
+    let rot = Rot::survey(&path).unwrap();
+    let mut led = 0;
+    let _damage: Vec<_> = (0..rot.blocks())
+        .filter_map(|index| {
+            let mut bytes = rot.block(index).unwrap();
+            let name = b"leads back";
+            // The item of an entry: the key that it leads to, 13 bytes, the name.
+            let ats: Vec<usize> = (130..bytes.len() - name.len())
+                .filter(|at| bytes[*at..].starts_with(name) && bytes[at - 1] == 1 && bytes[at - 22] == 1)
+                .collect();
+            ats.iter().for_each(|at| bytes[at - 30..at - 22].copy_from_slice(&to.to_le_bytes()));
+            led += ats.len();
+            (!ats.is_empty()).then(|| rot.inflict(&rot.replace(index, &bytes)).unwrap())
+        })
+        .collect();
+    assert!(led >= 2, "an entry by name and one by number");
+    let served = Served::new(&path);
+    let at = served.at();
+    for kind in ["tar", "zip"] {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        write!(stream, "GET {}{kind}?path=outer HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n", served.root())
+            .unwrap();
+        let mut got = Vec::new();
+        let _cut = stream.take(8 << 20).read_to_end(&mut got);
+        assert!(got.starts_with(b"HTTP/1.1 200") && got.len() < 1 << 20, "{kind}: {}", got.len());
+        assert!(!got.ends_with(b"\r\n0\r\n\r\n"), "{kind}: it ends as if it were whole");
+    }
+}
+
+/// Goal: names in zip archives have no backslashes, which some programs take for slashes.
+#[test]
+fn backslashes_in_zip() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    let image = Image::create(&path, 512 << 20).unwrap();
+    image.create_dir(&b"d\\e"[..]).unwrap();
+    image.write(&b"d\\e/..\\..\\up"[..], b"1").unwrap();
+    image.close().unwrap();
+    let served = Served::new(&path);
+    let file = scratch.path().join("a.zip");
+    std::fs::write(&file, served.get("zip?path=d%5Ce").body).unwrap();
+    let script = "import sys,zipfile\nprint([i.orig_filename for i in zipfile.ZipFile(sys.argv[1]).infolist()])";
+    let out = std::process::Command::new("python3").args(["-c", script]).arg(&file).output().unwrap();
+    assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), "['d_e/', 'd_e/.._.._up']");
+}
+
+/// Goal: what is mounted is not checked from outside, where half of what is read has been overwritten; the answer says what does it.
+#[test]
+fn mounts_are_scrubbed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    sample(&path).close().unwrap();
+    let served = Served::of(&path, Some(Box::new(|_| Err(oleo::Error::Request("a test".into())))));
+    assert_eq!(served.get("api/info").json()["mounted"], true);
+    let answer = served.get("api/check");
+    let text = String::from_utf8(answer.body).unwrap();
+    assert!(answer.status == 409 && text.contains("oleo scrub"), "{} {text}", answer.status);
+}
+
+/// Goal: the explorer ends at once when all places are taken, too. Method: more connections than places, all of which wait with their requests.
+#[test]
+fn ends_while_full() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    sample(&path).close().unwrap();
+    let served = Served::new(&path);
+    let held: Vec<TcpStream> = (0..60)
+        .map(|_| {
+            let mut stream = TcpStream::connect(served.at()).unwrap();
+            stream.write_all(b"GET /").unwrap();
+            stream
+        })
+        .collect();
+    // Whoever comes now has to wait.
+    let mut late = TcpStream::connect(served.at()).unwrap();
+    late.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    late.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    assert!(late.read(&mut [0; 1]).is_err(), "not all places are taken");
+    let began = Instant::now();
+    drop(served);
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    drop(held);
 }
 
 /// Goal: directories come in pages, however large they are, each name once; damage ends a download by cutting the connection, not as a short file; damaged files are named.

@@ -141,7 +141,7 @@ impl Source {
             tries -= 1;
             let inspector = Inspector::open(&self.image, &self.options)?;
             match Map::read(&inspector, options) {
-                Ok(map) if tries == 0 || map.notes.is_empty() => return Ok(map),
+                Ok(map) if tries == 0 || map.unread == 0 => return Ok(map),
                 Err(error) if tries == 0 => return Err(said(error)),
                 _ => {}
             }

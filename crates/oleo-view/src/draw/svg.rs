@@ -160,7 +160,7 @@ pub(super) fn style() -> String {
          @media(prefers-color-scheme:dark){:root{--bg:#14171c;--fg:#eceff3;--dim:#a9b2be;--line:#59626e;--free:#2a3038}}\
          svg{background:var(--bg)}text{fill:var(--fg);font:13px system-ui,sans-serif}\
          .s{font-size:12px}.t{font-size:18px;font-weight:600}.d{fill:var(--dim);font-size:12px}.e{text-anchor:end}\
-         .on{fill:#fff;font-size:11px}.ond{fill:#101010;font-size:11px}\
+         .on{fill:#fff;font-size:11px}\
          .free{fill:var(--free)}.line{fill:none;stroke:var(--line);stroke-width:1}.bar{fill:var(--dim)}\
          .box{stroke:var(--bg);stroke-width:1}.part{opacity:.45}\
          .mark{fill:none;stroke:#d55e00;stroke-width:2}.markback{fill:none;stroke:#fff;stroke-width:4}\

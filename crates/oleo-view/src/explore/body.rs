@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio::sync::mpsc;
@@ -15,7 +15,14 @@ const PIECE_BYTES: usize = 64 << 10;
 /// The body of an answer.
 pub(super) enum Answer {
     Whole(Bytes),
-    Pieces(mpsc::Receiver<io::Result<Bytes>>),
+    /// `None` is the end. Without it the writer has not come to its end, whatever it was that ended it.
+    Pieces(mpsc::Receiver<io::Result<Option<Bytes>>>),
+}
+
+impl Answer {
+    pub fn empty() -> Answer {
+        Answer::Whole(Bytes::new())
+    }
 }
 
 impl Body for Answer {
@@ -23,11 +30,20 @@ impl Body for Answer {
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match self.get_mut() {
-            Answer::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Answer::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Answer::Pieces(receiver) => receiver.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data))),
-        }
+        let answer = self.get_mut();
+        let receiver = match answer {
+            Answer::Whole(bytes) if bytes.is_empty() => return Poll::Ready(None),
+            Answer::Whole(bytes) => return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Answer::Pieces(receiver) => receiver,
+        };
+        let end = match ready!(receiver.poll_recv(cx)) {
+            Some(Ok(Some(piece))) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+            Some(Ok(None)) => None,
+            Some(Err(error)) => Some(Err(error)),
+            None => Some(Err(io::ErrorKind::UnexpectedEof.into())),
+        };
+        *answer = Answer::empty();
+        Poll::Ready(end)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -44,7 +60,7 @@ impl Body for Answer {
 
 /// What a body is written to. Fails when nobody reads any more.
 pub(super) struct Pieces {
-    sender: mpsc::Sender<io::Result<Bytes>>,
+    sender: mpsc::Sender<io::Result<Option<Bytes>>>,
     kept: Vec<u8>,
 }
 
@@ -55,7 +71,7 @@ impl Pieces {
             return Ok(());
         }
         let piece = Bytes::from(std::mem::take(&mut self.kept));
-        self.sender.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.sender.blocking_send(Ok(Some(piece))).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
     /// A value and a line's end, handed on.
@@ -85,15 +101,51 @@ impl Write for Pieces {
     }
 }
 
-/// A body that `write` writes on a thread of its own kind. After an error the connection is cut, so that nobody takes a part for the whole.
+/// A body that `write` writes on a thread of its own kind. After an error, or a panic, the connection is cut, so that nobody takes a part for the whole.
 pub(super) fn pieces(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> Answer {
     let (sender, receiver) = mpsc::channel(PIECES_AHEAD);
     tokio::task::spawn_blocking(move || {
         let mut pieces = Pieces { sender, kept: Vec::new() };
         let written = write(&mut pieces).and_then(|()| pieces.pass());
-        if let Err(error) = written {
-            let _ = pieces.sender.blocking_send(Err(error));
-        }
+        let _ = pieces.sender.blocking_send(written.map(|()| None));
     });
     Answer::Pieces(receiver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many bytes come, and whether the end is said to be one.
+    fn read(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> (usize, bool) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut answer = pieces(write);
+            let mut len = 0;
+            loop {
+                match std::future::poll_fn(|cx| Pin::new(&mut answer).poll_frame(cx)).await {
+                    Some(Ok(frame)) => len += frame.into_data().unwrap().len(),
+                    Some(Err(_)) => return (len, false),
+                    None => return (len, true),
+                }
+            }
+        })
+    }
+
+    /// Goal: a body ends well only if its writer came to its end: neither an error nor a panic looks like one.
+    #[test]
+    fn only_what_is_whole_ends_well() {
+        assert_eq!(read(|out| out.write_all(&[1; 100_000])), (100_000, true));
+        assert_eq!(read(|_| Ok(())), (0, true));
+        let failed = |out: &mut Pieces| {
+            out.write_all(&[1; 100_000])?;
+            Err(io::Error::other("damage"))
+        };
+        assert_eq!(read(failed), (100_000, false));
+        let panics = |out: &mut Pieces| {
+            out.write_all(&[1; 100_000])?;
+            panic!("a defect, for the test");
+        };
+        assert_eq!(read(panics), (100_000, false));
+    }
 }

@@ -1,4 +1,4 @@
-//! A check of the volume, with the paths of what is damaged.
+//! A check of the volume, with the paths of what is damaged. What is mounted is not checked from outside: half of what is read would have been overwritten meanwhile.
 
 use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -9,7 +9,7 @@ use oleo::Image;
 use oleo::check::{CheckOptions, Finding, Progress, Severity, Start};
 use oleo::control::{Caller, Reply as Replied, Request, execute};
 use oleo::layers::format::Ino;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::query::{Query, Refused};
 use super::reply::Reply;
@@ -24,6 +24,10 @@ const TOLD_EVERY: Duration = Duration::from_millis(200);
 /// Checks; with `data=1` the contents of files, too.
 pub(super) fn check(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
     let data = query.number("data", 0)? != 0;
+    if volume.target.mount.is_some() {
+        let why = "the volume is mounted: `oleo scrub` on the mount reads and compares everything while it is in use";
+        return Err((StatusCode::CONFLICT, why.into()));
+    }
     let volume = volume.clone();
     // Whether one runs is told first; what is found is told by whoever holds the lock.
     if let Err(TryLockError::WouldBlock) = volume.checking.try_lock() {
@@ -50,13 +54,15 @@ pub(super) fn check(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, R
         };
         let image = volume.image().map_err(|error| io::Error::other(error.to_string()))?;
         for finding in &report.findings {
+            let paths = paths(&image, finding);
             out.line(&json!({
                 "severity": if finding.severity == Severity::Error { "error" } else { "warning" },
                 "kind": finding.kind.name(),
                 "at": finding.at.block.map(|at| at.0),
                 "device": finding.at.device,
                 "text": name_text(format!("have {}; want {}", finding.have, finding.want).as_bytes()),
-                "paths": paths(&image, finding),
+                "paths": &paths[..paths.len().min(PATHS_MAX)],
+                "more_paths": paths.len() > PATHS_MAX,
             }))?;
         }
         let left_out: u64 = report.left_out.values().sum();
@@ -65,7 +71,7 @@ pub(super) fn check(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, R
 }
 
 /// The paths that a finding is about: of the inode in its key, or of what is at its address.
-fn paths(image: &Image, finding: &Finding) -> Vec<Value> {
+fn paths(image: &Image, finding: &Finding) -> Vec<String> {
     let ask = |request: Request| execute(image, &Caller::owner(), request).ok().map(|reply| reply.0);
     let of_key = finding.at.tree.filter(|tree| tree.is_subvol()).zip(finding.at.key).and_then(|(tree, key)| {
         let reply = ask(Request::InodeResolve { tree, ino: Ino(key.objectid) })?;
@@ -82,5 +88,5 @@ fn paths(image: &Image, finding: &Finding) -> Vec<Value> {
         }
     };
     let paths = of_key.filter(|paths: &Vec<_>| !paths.is_empty()).or_else(of_address).unwrap_or_default();
-    paths.iter().take(PATHS_MAX).map(|path| json!(name_text(&path.0))).collect()
+    paths.iter().map(|path| name_text(&path.0)).collect()
 }

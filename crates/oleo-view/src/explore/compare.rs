@@ -13,7 +13,7 @@ use serde_json::json;
 use super::body::Pieces;
 use super::query::{Query, Refused, encoded, wrong};
 use super::reply::Reply;
-use super::volume::{Current, refused};
+use super::volume::{Current, Unread};
 use crate::name_text;
 
 /// Differences that are told, at most.
@@ -28,9 +28,12 @@ struct Change {
     replaced: bool,
     contents: bool,
     names: bool,
+    /// What somebody has set: mode, owner, flags, extended attributes.
     attributes: bool,
-    /// Only entries of a directory, which are told by themselves.
+    /// Entries of a directory, which are told by themselves; they change its size and times.
     entries: bool,
+    /// Anything of its inode.
+    inode: bool,
 }
 
 impl Change {
@@ -41,8 +44,9 @@ impl Change {
             Change { replaced: true, .. } => "replaced",
             Change { contents: true, .. } => "contents",
             Change { names: true, .. } => "names",
-            Change { entries: true, .. } => return None,
             Change { attributes: true, .. } => "attributes",
+            Change { entries: true, .. } => return None,
+            Change { inode: true, .. } => "attributes",
             _ => return None,
         })
     }
@@ -58,9 +62,17 @@ impl Change {
                 (Some(_), None) => self.removed = true,
                 (None, Some(_)) => self.added = true,
                 (Some(a), Some(b)) => {
-                    let born = |item| InodeItem::parse(item).ok().map(|item| item.generation.get());
+                    let parsed = |item| InodeItem::parse(item).ok();
+                    let born = |item: Option<&InodeItem>| item.map(|item| item.generation.get());
+                    let set = |item: Option<&InodeItem>| {
+                        item.map(|item| {
+                            (item.mode.get(), item.uid.get(), item.gid.get(), item.rdev.get(), item.flags.get())
+                        })
+                    };
+                    let (a, b) = (parsed(a), parsed(b));
                     self.replaced |= born(a) != born(b);
-                    self.attributes = true;
+                    self.attributes |= set(a) != set(b);
+                    self.inode = true;
                 }
                 (None, None) => {}
             },
@@ -93,15 +105,14 @@ impl From<TreeError> for Stop {
 
 pub(super) fn compare(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
     let (old, new) = (TreeId(query.number("old", 0)?), TreeId(query.number("new", 0)?));
-    let image = volume.image().map_err(refused)?;
-    let root = |id: TreeId| {
+    let root = |image: &Image, id: TreeId| {
         if !id.is_subvol() {
-            return Err(wrong(format!("{} is no subvolume", id.0)));
+            return Err(Unread::from(wrong(format!("{} is no subvolume", id.0))));
         }
-        let root = image.fs().engine().root(id).map_err(|error| refused(oleo::Error::from(error)))?;
-        root.ok_or_else(|| (hyper::StatusCode::NOT_FOUND, format!("there is no subvolume {}", id.0)))
+        let root = image.fs().engine().root(id).map_err(oleo::Error::from)?;
+        root.ok_or_else(|| (hyper::StatusCode::NOT_FOUND, format!("there is no subvolume {}", id.0)).into())
     };
-    let (old_root, new_root) = (root(old)?, root(new)?);
+    let (image, old_root, new_root) = volume.read(|image| Ok((image.clone(), root(image, old)?, root(image, new)?)))?;
     Ok(Reply::lines(move |out| {
         let mut at = 0u64;
         let mut change = Change::default();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::body::Pieces;
 use super::query::{Query, Refused, encoded, wrong};
 use super::reply::Reply;
-use super::volume::{Current, find, refused};
+use super::volume::{Current, Unread, find};
 use crate::name_text;
 
 /// Entries on a page, at most.
@@ -54,9 +54,9 @@ pub(super) fn kind_name(kind: FileKind) -> &'static str {
 }
 
 /// The file or directory that a request names.
-pub(super) fn named(image: &Image, query: &Query<'_>) -> Result<(InodeRef, Vec<u8>), Refused> {
+pub(super) fn named(image: &Image, query: &Query<'_>) -> Result<(InodeRef, Vec<u8>), Unread> {
     let names = query.path()?;
-    let found = find(image, &names).map_err(refused)?.ok_or_else(missing)?;
+    let found = find(image, &names)?.ok_or_else(missing)?;
     Ok((found, names.last().cloned().unwrap_or_default()))
 }
 
@@ -81,32 +81,23 @@ fn described(image: &Image, entry: &DirEntryInfo, inode: Option<&InodeRef>) -> V
 pub(super) fn list(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
     let (after, limit) = (query.number("after", 0)?, query.number("limit", 200)?);
     let limit = usize::try_from(limit.clamp(1, PAGE_ENTRIES_MAX)).unwrap_or(1);
-    let image = volume.image().map_err(refused)?;
-    let (dir, _) = named(&image, query)?;
-    let attr = image.fs().attr(&dir);
-    if attr.kind != FileKind::Dir {
-        return Ok(Reply::json(&of_file(&image, &dir, &attr)));
-    }
-    let page = volume
-        .read(|image| {
-            let names = query.path().unwrap_or_default();
-            let Some(dir) = find(image, &names)? else { return Ok((Vec::new(), None)) };
-            let page = image.fs().readdir_plus(&dir, after, limit)?;
-            let next = page.last().map(|(entry, _)| entry.index).filter(|_| page.len() == limit);
-            let entries = page.iter().map(|(entry, inode)| described(image, entry, inode.as_ref())).collect::<Vec<_>>();
-            Ok((entries, next))
-        })
-        .map_err(refused)?;
-    Ok(Reply::json(&json!({
-        "kind": "dir",
-        "subvolume": dir.tree().0,
-        "entries": page.0,
-        "next": page.1,
-    })))
+    let listed = volume.read(|image| {
+        let (dir, _) = named(image, query)?;
+        let attr = image.fs().attr(&dir);
+        if attr.kind != FileKind::Dir {
+            return Ok(of_file(image, &dir, &attr));
+        }
+        let page = image.fs().readdir_plus(&dir, after, limit)?;
+        let next = page.last().map(|(entry, _)| entry.index).filter(|_| page.len() == limit);
+        let entries = page.iter().map(|(entry, inode)| described(image, entry, inode.as_ref())).collect::<Vec<_>>();
+        Ok(json!({ "kind": "dir", "subvolume": dir.tree().0, "entries": entries, "next": next }))
+    })?;
+    Ok(Reply::json(&listed))
 }
 
 fn of_file(image: &Image, inode: &InodeRef, attr: &Attr) -> Value {
     let mut start = [0; 16];
+    // What is damaged is no picture; that it is damaged is said when its contents are asked for.
     let picture = (attr.kind == FileKind::File && attr.size <= PICTURE_BYTES_MAX)
         .then(|| image.fs().read(inode, 0, &mut start).ok().and_then(|n| picture_kind(&start[..n])))
         .flatten();
@@ -132,24 +123,25 @@ fn picture_kind(start: &[u8]) -> Option<&'static str> {
 }
 
 /// A regular file that a request names.
-fn file(image: &Image, query: &Query<'_>) -> Result<(InodeRef, Attr, Vec<u8>), Refused> {
+fn file(image: &Image, query: &Query<'_>) -> Result<(InodeRef, Attr, Vec<u8>), Unread> {
     let (inode, name) = named(image, query)?;
     let attr = image.fs().attr(&inode);
     match attr.kind {
         FileKind::File => Ok((inode, attr, name)),
-        _ => Err(wrong("not a regular file")),
+        _ => Err(wrong("not a regular file").into()),
     }
 }
 
 /// A part of a file's contents.
 fn part(volume: &Current, query: &Query<'_>, len: usize) -> Result<(Vec<u8>, u64, u64), Refused> {
     let at = query.number("at", 0)?;
-    let image = volume.image().map_err(refused)?;
-    let (inode, attr, _) = file(&image, query)?;
-    let mut bytes = vec![0; len];
-    let n = image.fs().read(&inode, at, &mut bytes).map_err(|error| refused(error.into()))?;
-    bytes.truncate(n);
-    Ok((bytes, at, attr.size))
+    volume.read(|image| {
+        let (inode, attr, _) = file(image, query)?;
+        let mut bytes = vec![0; len];
+        let n = image.fs().read(&inode, at, &mut bytes)?;
+        bytes.truncate(n);
+        Ok((bytes, at, attr.size))
+    })
 }
 
 pub(super) fn text(volume: &Current, query: &Query<'_>) -> Result<Reply, Refused> {
@@ -192,20 +184,22 @@ pub(super) fn hex(volume: &Current, query: &Query<'_>) -> Result<Reply, Refused>
 }
 
 pub(super) fn picture(volume: &Current, query: &Query<'_>) -> Result<Reply, Refused> {
-    let image = volume.image().map_err(refused)?;
-    let (inode, attr, _) = file(&image, query)?;
-    if attr.size > PICTURE_BYTES_MAX {
-        return Err(wrong("too large for a picture"));
-    }
-    let mut bytes = vec![0; usize::try_from(attr.size).unwrap_or(0)];
-    let mut have = 0;
-    while have < bytes.len() {
-        match image.fs().read(&inode, have as u64, &mut bytes[have..]).map_err(|error| refused(error.into()))? {
-            0 => break,
-            n => have += n,
+    let bytes = volume.read(|image| {
+        let (inode, attr, _) = file(image, query)?;
+        if attr.size > PICTURE_BYTES_MAX {
+            return Err(wrong("too large for a picture").into());
         }
-    }
-    bytes.truncate(have);
+        let mut bytes = vec![0; usize::try_from(attr.size).unwrap_or(0)];
+        let mut have = 0;
+        while have < bytes.len() {
+            match image.fs().read(&inode, have as u64, &mut bytes[have..])? {
+                0 => break,
+                n => have += n,
+            }
+        }
+        bytes.truncate(have);
+        Ok(bytes)
+    })?;
     let kind = picture_kind(&bytes).ok_or_else(|| wrong("no picture of a kind that is shown"))?;
     Ok(Reply::picture(kind, bytes))
 }
@@ -233,8 +227,7 @@ fn copy_from(image: &Image, inode: &InodeRef, at: &mut u64, size: u64, mut out: 
 
 /// The contents of a file. On a mount, where they may have moved away while they are read, from the newest commit on, if the file is still what it was.
 pub(super) fn download(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
-    let mut image = volume.image().map_err(refused)?;
-    let (mut inode, attr, name) = file(&image, query)?;
+    let (mut image, (mut inode, attr, name)) = volume.read(|image| Ok((image.clone(), file(image, query)?)))?;
     let names = query.path()?;
     let volume = volume.clone();
     let write = move |out: &mut Pieces| {
@@ -260,3 +253,6 @@ pub(super) fn download(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply
     };
     Ok(Reply::download(&name, Some(attr.size), Box::new(write)))
 }
+
+#[cfg(test)]
+mod tests;

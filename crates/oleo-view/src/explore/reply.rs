@@ -1,8 +1,8 @@
 //! Answers that are ready to begin.
 
-use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Method, Response};
 use serde_json::Value;
 
 use super::body::{Answer, Pieces, pieces};
@@ -65,15 +65,16 @@ impl Reply {
         self
     }
 
-    /// Begins the answer; on a thread of the runtime.
-    pub fn start(self) -> Response<Answer> {
-        let mut len = None;
+    /// Begins the answer; on a thread of the runtime. Who asks for the head alone has no body begun.
+    pub fn start(self, method: &Method) -> Response<Answer> {
+        let len = match &self.content {
+            Content::Whole(bytes) => Some(bytes.len() as u64),
+            Content::Written(_, len) => *len,
+        };
         let body = match self.content {
+            _ if method == Method::HEAD => Answer::empty(),
             Content::Whole(bytes) => Answer::Whole(bytes),
-            Content::Written(write, known) => {
-                len = known;
-                pieces(write)
-            }
+            Content::Written(write, _) => pieces(write),
         };
         let mut response = Response::new(body);
         let headers = response.headers_mut();
@@ -83,5 +84,36 @@ impl Reply {
         }
         headers.extend(self.headers);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Goal: who asks only for the head has nothing done for them, and learns the length all the same.
+    #[test]
+    fn heads_alone() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let written = Arc::new(AtomicBool::new(false));
+        runtime.block_on(async {
+            let writes = written.clone();
+            let write: Writer = Box::new(move |_| {
+                writes.store(true, Ordering::SeqCst);
+                Ok(())
+            });
+            let response = Reply::download(b"a", Some(7), write).start(&Method::HEAD);
+            assert_eq!(response.headers()[header::CONTENT_LENGTH], "7");
+            assert!(matches!(response.body(), Answer::Whole(bytes) if bytes.is_empty()));
+            let response = Reply::whole("text/plain", "four").start(&Method::HEAD);
+            assert_eq!(response.headers()[header::CONTENT_LENGTH], "4");
+            assert!(matches!(response.body(), Answer::Whole(bytes) if bytes.is_empty()));
+        });
+        // Waits for threads that were begun.
+        drop(runtime);
+        assert!(!written.load(Ordering::SeqCst));
     }
 }

@@ -82,7 +82,7 @@ fn info(volume: &Current) -> Result<Reply, Refused> {
 fn subvolumes(volume: &Current) -> Result<Reply, Refused> {
     /// Subvolumes that are listed.
     const LISTED_MAX: usize = 10_000;
-    let list = volume.read(|image| Ok(image.fs().subvol_list()?)).map_err(refused)?;
+    let list = volume.read(|image| Ok(image.fs().subvol_list()?))?;
     let shown: Vec<Value> = list
         .iter()
         .take(LISTED_MAX)

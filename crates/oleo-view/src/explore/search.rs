@@ -9,30 +9,59 @@ use serde_json::json;
 use super::files::{kind_name, named};
 use super::query::{Query, Refused, encoded, wrong};
 use super::reply::Reply;
-use super::volume::{Current, refused};
+use super::volume::Current;
 use crate::name_text;
 
 /// Finds, at most.
 const FOUND_MAX: usize = 1000;
 /// Entries of a directory read at a time.
 const ENTRIES_AT_ONCE: usize = 4096;
-/// Directories that wait to be looked into; beyond that, what is in further ones is left out, and said.
+/// Directories that wait to be looked into, and the bytes of their paths; beyond that, what is in further ones is left out, and said.
 const WAITING_MAX: usize = 1 << 20;
+const WAITING_PATH_BYTES_MAX: usize = 128 << 20;
 /// How often progress is told.
 const TOLD_EVERY: Duration = Duration::from_millis(200);
+
+/// Directories that wait to be looked into, with their paths.
+#[derive(Default)]
+struct Due {
+    dirs: Vec<(InodeRef, Vec<u8>)>,
+    path_bytes: usize,
+}
+
+impl Due {
+    /// Adds one; whether there is room.
+    fn push(&mut self, dir: InodeRef, path: Vec<u8>) -> bool {
+        if self.dirs.len() >= WAITING_MAX || self.path_bytes + path.len() > WAITING_PATH_BYTES_MAX {
+            return false;
+        }
+        self.path_bytes += path.len();
+        self.dirs.push((dir, path));
+        true
+    }
+
+    fn pop(&mut self) -> Option<(InodeRef, Vec<u8>)> {
+        let (dir, path) = self.dirs.pop()?;
+        self.path_bytes -= path.len();
+        Some((dir, path))
+    }
+}
 
 pub(super) fn search(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
     let wanted = query.bytes("name").filter(|name| !name.is_empty()).ok_or_else(|| wrong("no name to search for"))?;
     let wanted = wanted.to_ascii_lowercase();
-    let image = volume.image().map_err(refused)?;
     let names = query.path()?;
-    let (start, _) = named(&image, query)?;
-    if image.fs().attr(&start).kind != FileKind::Dir {
-        return Err(wrong("not a directory"));
-    }
+    let (image, start) = volume.read(|image| {
+        let (start, _) = named(image, query)?;
+        match image.fs().attr(&start).kind {
+            FileKind::Dir => Ok((image.clone(), start)),
+            _ => Err(wrong("not a directory").into()),
+        }
+    })?;
     Ok(Reply::lines(move |out| {
         let mut descent = Descent::new(&start);
-        let mut due: Vec<(InodeRef, Vec<u8>)> = vec![(start, names.join(&b'/'))];
+        let mut due = Due::default();
+        due.push(start, names.join(&b'/'));
         let (mut looked_at, mut found, mut left_out, mut unread) = (0u64, 0usize, 0u64, 0u64);
         let mut told = Instant::now();
         'walk: while let Some((dir, path)) = due.pop() {
@@ -62,12 +91,11 @@ pub(super) fn search(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, 
                     }
                     if entry.kind == FileKind::Dir {
                         match image.fs().open_entry(&dir, entry) {
-                            Ok(Some(child)) if due.len() < WAITING_MAX => {
-                                if descent.enters(image.fs(), &dir, &entry.name, &child) {
-                                    due.push((child, join()));
+                            Ok(Some(child)) => {
+                                if descent.enters(image.fs(), &dir, &entry.name, &child) && !due.push(child, join()) {
+                                    left_out += 1;
                                 }
                             }
-                            Ok(Some(_)) => left_out += 1,
                             Ok(None) => {}
                             Err(_) => unread += 1,
                         }
@@ -89,4 +117,23 @@ pub(super) fn search(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, 
 /// Whether a name has a part in it, letters of ASCII in either case.
 fn contains(name: &[u8], lower: &[u8]) -> bool {
     name.len() >= lower.len() && name.windows(lower.len()).any(|part| part.eq_ignore_ascii_case(lower))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what waits to be looked into is bounded in the bytes of paths, too, and there is room again when it has been looked into.
+    #[test]
+    fn paths_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = oleo::Image::create(dir.path().join("disk.img"), 512 << 20).unwrap();
+        let top = image.top().unwrap();
+        let mut due = Due::default();
+        let half = vec![b'a'; WAITING_PATH_BYTES_MAX / 2];
+        assert!(due.push(top.clone(), half.clone()) && due.push(top.clone(), half.clone()));
+        assert!(!due.push(top.clone(), vec![b'a']) && due.push(top.clone(), Vec::new()));
+        assert!(due.pop().is_some_and(|(_, path)| path.is_empty()) && due.pop().is_some());
+        assert!(due.push(top, half));
+    }
 }

@@ -69,7 +69,11 @@ pub(super) fn start(volume: Arc<Current>, token: String, port: u16) -> io::Resul
 async fn accept(listener: TcpListener, volume: Arc<Current>, guard: Arc<Guard>, mut stopped: watch::Receiver<bool>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let place = tokio::select! {
+            place = places.clone().acquire_owned() => place,
+            _ = stopped.changed() => return,
+        };
+        let Ok(place) = place else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => return,
@@ -106,7 +110,7 @@ async fn answer(
             let query = request.uri().query().unwrap_or("").to_owned();
             let done = tokio::task::spawn_blocking(move || routes::answer(&volume, &path, &query)).await;
             match done {
-                Ok(Ok(reply)) => reply.start(),
+                Ok(Ok(reply)) => reply.start(request.method()),
                 Ok(Err((status, why))) => refusal(status, &why),
                 Err(_) => refusal(StatusCode::INTERNAL_SERVER_ERROR, "a defect of the explorer"),
             }
@@ -128,7 +132,8 @@ async fn answer(
         headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     }
     if request.method() == Method::HEAD {
-        *response.body_mut() = Answer::Whole(Bytes::new());
+        // Refusals, too.
+        *response.body_mut() = Answer::empty();
     }
     Ok(response)
 }

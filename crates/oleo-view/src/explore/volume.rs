@@ -33,6 +33,30 @@ pub(super) struct Current {
     pub checking: Mutex<()>,
 }
 
+/// Why something was not read.
+pub(super) enum Unread {
+    Library(oleo::Error),
+    Refused(Refused),
+}
+
+impl From<oleo::Error> for Unread {
+    fn from(error: oleo::Error) -> Unread {
+        Unread::Library(error)
+    }
+}
+
+impl From<oleo::fs::FsError> for Unread {
+    fn from(error: oleo::fs::FsError) -> Unread {
+        Unread::Library(error.into())
+    }
+}
+
+impl From<Refused> for Unread {
+    fn from(why: Refused) -> Unread {
+        Unread::Refused(why)
+    }
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -75,20 +99,28 @@ impl Current {
         Ok(Some(opened.image.clone()))
     }
 
-    /// Reads something; once more if a mount has overwritten meanwhile what was to be read.
-    pub fn read<T>(&self, read: impl Fn(&Arc<Image>) -> oleo::Result<T>) -> oleo::Result<T> {
+    /// Reads something, beginning with its path; once more if a mount has overwritten meanwhile what was to be read.
+    pub fn read<T>(&self, read: impl Fn(&Arc<Image>) -> Result<T, Unread>) -> Result<T, Refused> {
         let mut tries = 1;
         loop {
-            match read(&self.image()?) {
-                Err(error)
+            match read(&self.image().map_err(refused)?) {
+                Err(Unread::Library(error))
                     if self.target.mount.is_some() && error.kind() == ErrorKind::Corruption && tries < TRIES_MAX =>
                 {
                     tries += 1;
-                    self.reopen(&mut locked(&self.opened))?;
+                    self.reopen(&mut locked(&self.opened)).map_err(refused)?;
                 }
-                other => return other,
+                Err(Unread::Library(error)) => return Err(refused(error)),
+                Err(Unread::Refused(why)) => return Err(why),
+                Ok(done) => return Ok(done),
             }
         }
+    }
+
+    /// For tests: commits are noticed only when something cannot be read.
+    #[cfg(test)]
+    pub fn never_look(&self) {
+        locked(&self.opened).looked += Duration::from_secs(3600);
     }
 
     /// The map of what is there now; made once for each generation.
@@ -103,12 +135,15 @@ impl Current {
         let options = MapOptions { table_bytes: self.target.map_bytes, space_only: false };
         let mut tries = 1;
         let map = loop {
-            let inspector = Inspector::open(&self.target.image, &self.target.options)?;
-            let map = Map::read(&inspector, &options)?;
-            if map.notes.is_empty() || self.target.mount.is_none() || tries == TRIES_MAX {
-                break Arc::new(map);
+            let read = Inspector::open(&self.target.image, &self.target.options)
+                .map_err(crate::MapError::from)
+                .and_then(|inspector| Map::read(&inspector, &options));
+            let is_last = self.target.mount.is_none() || tries == TRIES_MAX;
+            match read {
+                Ok(map) if is_last || map.unread == 0 => break Arc::new(map),
+                Err(error) if is_last => return Err(error),
+                _ => tries += 1,
             }
-            tries += 1;
         };
         *kept = Some((map.generation, map.clone()));
         Ok(map)

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
+use oleo::layers::format::print::calendar;
 
 /// Members of an archive, at most.
 const ENTRIES_MAX: usize = 4_000_000;
@@ -87,8 +88,9 @@ impl<W: Write> Zip<W> {
         Zip { out: Counted { out, at: 0 }, written: Vec::new(), names_bytes: 0 }
     }
 
-    /// Adds a member, whose contents `write` writes.
-    pub fn add(&mut self, entry: Entry, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    /// Adds a member, whose contents `write` writes. Backslashes in its path become underscores: some programs take them for slashes.
+    pub fn add(&mut self, mut entry: Entry, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        entry.path.iter_mut().filter(|byte| **byte == b'\\').for_each(|byte| *byte = b'_');
         self.names_bytes += entry.path.len();
         if self.written.len() == ENTRIES_MAX || self.names_bytes > NAMES_BYTES_MAX || entry.path.len() > 0xffff {
             return Err(io::Error::other("too many files for a zip archive: take tar"));
@@ -203,16 +205,26 @@ fn dos_time(sec: i64) -> (u16, u16) {
     const SPAN: (i64, i64) = (315_532_800, 4_354_819_199);
     let sec = sec.clamp(SPAN.0, SPAN.1);
     let of_day = sec.rem_euclid(86_400);
-    let text = crate::text::day(sec);
-    let mut parts = text.split('-').filter_map(|part| part.parse::<u16>().ok());
-    let (year, month, day) = (parts.next().unwrap_or(1980), parts.next().unwrap_or(1), parts.next().unwrap_or(1));
+    let (year, month, day) = calendar(sec.div_euclid(86_400));
     let time = ((of_day / 3600) << 11) | ((of_day / 60 % 60) << 5) | (of_day % 60 / 2);
-    (time as u16, ((year - 1980) << 9) | (month << 5) | day)
+    let date = ((year - 1980) << 9) | (month << 5) | day;
+    (time as u16, date as u16)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: times are as DOS has them, and clamped where it has none.
+    #[test]
+    fn times() {
+        assert_eq!(dos_time(0), (0, (1 << 5) | 1));
+        assert_eq!(
+            dos_time(951_782_400 + 3 * 3600 + 4 * 60 + 7),
+            ((3 << 11) | (4 << 5) | 3, (20 << 9) | (2 << 5) | 29)
+        );
+        assert_eq!(dos_time(i64::MAX), ((23 << 11) | (59 << 5) | 29, (127 << 9) | (12 << 5) | 31));
+    }
 
     /// Goal: what other programs read out of an archive is what was put in. Method: Python's zipfile verifies and lists it.
     #[test]

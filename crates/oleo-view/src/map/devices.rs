@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use oleo::inspect::Inspector;
 use serde::Serialize;
 
+use super::notes::Notes;
 use crate::text::name_text;
 
 /// Block groups that are listed one by one; the rest is in the sums of devices and space only.
@@ -56,7 +57,7 @@ pub struct Group {
     pub stripes: Vec<Stripe>,
 }
 
-pub(super) fn read(inspector: &Inspector, notes: &mut Vec<String>) -> (Vec<DeviceBar>, Vec<Group>) {
+pub(super) fn read(inspector: &Inspector, notes: &mut Notes) -> (Vec<DeviceBar>, Vec<Group>) {
     let volume = inspector.volume();
     let devices: BTreeMap<u64, DeviceBar> = volume
         .devices()

@@ -8,6 +8,7 @@ use oleo::inspect::Inspector;
 use oleo::layers::format::{Ino, InodeExtrefEntryRef, InodeRefEntryRef, ItemType, Key, TreeId};
 use serde::Serialize;
 
+use super::notes::Notes;
 use super::shares::Shares;
 use super::sharing::Sharing;
 use super::tree::{Lookup, Roots};
@@ -68,7 +69,7 @@ pub(super) fn read(
     roots: &Roots,
     sharing: &Sharing,
     shares: &Shares,
-    notes: &mut Vec<String>,
+    notes: &mut Notes,
 ) -> Paths {
     let tracked = sharing.tracked();
     let mut files: HashMap<(TreeId, u64), u64> = HashMap::new();
@@ -89,6 +90,7 @@ pub(super) fn read(
     for ((tree, ino), bytes) in files {
         builder.file(tree, ino, bytes);
     }
+    notes.unread += builder.lookup.unread;
     if builder.lost > 0 {
         notes.push(format!("{} files have no path that can be read", builder.lost));
     }

@@ -12,6 +12,7 @@ use oleo::inspect::Inspector;
 use oleo::layers::format::{Compression, FileExtent, LEVELS_MAX, Logical, NodeExpect, TreeId, data_use};
 
 use super::error::MapError;
+use super::notes::Notes;
 use super::options::{MapOptions, Sample};
 use super::tree::{Dropped, Leaves, Roots};
 
@@ -93,7 +94,7 @@ impl Shares {
         tracked: &[TreeId],
         blocks: u64,
         options: &MapOptions,
-        notes: &mut Vec<String>,
+        notes: &mut Notes,
     ) -> Result<Shares, MapError> {
         let entries = (options.table_bytes / 2 / ENTRY_BYTES).max(64);
         let mut shares = Shares {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use oleo::layers::format::TreeId;
 use serde::Serialize;
 
+use super::notes::Notes;
 use super::shares::{SUBVOLS_MAX, Shares, SubvolSet};
 use super::tree::Roots;
 use crate::text::name_text;
@@ -68,7 +69,7 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    pub(super) fn of_roots(roots: &Roots, notes: &mut Vec<String>) -> Sharing {
+    pub(super) fn of_roots(roots: &Roots, notes: &mut Notes) -> Sharing {
         let mut by_uuid: HashMap<[u8; 16], u64> = HashMap::new();
         for (id, root) in roots.subvols.iter().filter(|(_, root)| root.uuid != [0; 16]) {
             by_uuid.entry(root.uuid).or_insert(id.0);

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::cells::{Cells, Grid};
 use super::devices::Group;
+use super::notes::Notes;
 use super::shares::Shares;
 use super::tree::{Leaves, Roots};
 
@@ -102,7 +103,7 @@ impl Builder {
     }
 
     /// Reads the extent tree, and how full the groups are.
-    pub fn read(&mut self, inspector: &Inspector, roots: &Roots, groups: &mut [Group], notes: &mut Vec<String>) {
+    pub fn read(&mut self, inspector: &Inspector, roots: &Roots, groups: &mut [Group], notes: &mut Notes) {
         let mut leaves = Leaves::new(inspector);
         let ends: Vec<(u64, u64)> =
             groups.iter().map(|group| (group.start, group.start.saturating_add(group.len))).collect();

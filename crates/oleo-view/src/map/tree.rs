@@ -9,6 +9,7 @@ use oleo::layers::format::{
 };
 
 use super::error::MapError;
+use super::notes::Notes;
 
 /// Leaves that are read together.
 const BATCH_BLOCKS: usize = 256;
@@ -53,7 +54,7 @@ pub(super) struct Roots {
 }
 
 impl Roots {
-    pub fn read(inspector: &Inspector, notes: &mut Vec<String>) -> Result<Roots, MapError> {
+    pub fn read(inspector: &Inspector, notes: &mut Notes) -> Result<Roots, MapError> {
         let sb = inspector.volume().super_block();
         let top = NodeExpect {
             generation: Some(sb.generation()),
@@ -198,7 +199,8 @@ impl<'a> Leaves<'a> {
     }
 
     /// Says so if something could not be read.
-    pub fn note(&self, what: &str, notes: &mut Vec<String>) {
+    pub fn note(&self, what: &str, notes: &mut Notes) {
+        notes.unread += self.unread;
         if self.unread > 0 {
             notes.push(format!("{} blocks of {what} cannot be read: what is below them is missing", self.unread));
         }
@@ -209,11 +211,13 @@ impl<'a> Leaves<'a> {
 pub(super) struct Lookup<'a> {
     inspector: &'a Inspector,
     kept: HashMap<Logical, Rc<CheckedNode>>,
+    /// How often a block could not be read.
+    pub unread: u64,
 }
 
 impl<'a> Lookup<'a> {
     pub fn new(inspector: &'a Inspector) -> Lookup<'a> {
-        Lookup { inspector, kept: HashMap::new() }
+        Lookup { inspector, kept: HashMap::new(), unread: 0 }
     }
 
     /// The first item from a key on, if it is in the same leaf as the key or would be, or begins the next; nothing if the way there cannot be read.
@@ -259,7 +263,11 @@ impl<'a> Lookup<'a> {
         {
             return Some(node.clone());
         }
-        let node = Rc::new(self.inspector.volume().read_block(expect).ok()?);
+        let Ok(node) = self.inspector.volume().read_block(expect) else {
+            self.unread += 1;
+            return None;
+        };
+        let node = Rc::new(node);
         if self.kept.len() >= KEPT_BLOCKS {
             self.kept.clear();
         }

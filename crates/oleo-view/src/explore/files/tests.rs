@@ -1,0 +1,113 @@
+//! What is read while a mount commits.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use oleo::OpenOptions;
+use oleo::fs::Depth;
+use oleo::inspect::Inspector;
+
+use super::super::body::Answer;
+use super::super::target::Target as Explored;
+use super::super::{archive, compare, search};
+use super::*;
+
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
+
+/// Opened as a mount that has just been looked at, so that whatever is committed next comes as a surprise.
+fn surprised(path: &Path) -> Arc<Current> {
+    let mount: crate::explore::Ask = Box::new(|_| Err(oleo::Error::Request("a test".into())));
+    let image = path.to_owned();
+    let target = Explored { image, options: OpenOptions::default(), mount: Some(mount), map_bytes: 1 << 20 };
+    let current = Current::open(target).unwrap();
+    current.never_look();
+    Arc::new(current)
+}
+
+/// Overwrites what is at these addresses, all copies.
+fn overwrite(path: &Path, at: &[(u64, usize)]) {
+    let inspector = Inspector::open(path, &OpenOptions::default()).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    for &(at, len) in at {
+        let chunk = inspector.volume().chunk_of(oleo::format::Logical(at)).unwrap();
+        for stripe in &chunk.stripes {
+            file.write_all_at(&vec![0x5a; len], stripe.offset.0 + (at - chunk.start.0)).unwrap();
+        }
+    }
+}
+
+fn body(reply: Reply) -> Value {
+    match reply.start(&hyper::Method::GET).into_body() {
+        Answer::Whole(bytes) => serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+        Answer::Pieces(_) => Value::Null,
+    }
+}
+
+/// Goal: whatever begins with a path or a place of a file is read again when a commit came between and the old blocks are used for something else; what has vanished meanwhile is not there. Method: an
+/// explorer that does not look for commits; change everything, commit, overwrite the old blocks; ask.
+#[test]
+fn commits_between() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    let old: Vec<u8> = [PNG, &[b'a'; 100_000]].concat();
+    let new: Vec<u8> = [PNG, &[b'b'; 100_000]].concat();
+    let image = Image::create(&path, 512 << 20).unwrap();
+    image.create_subvol("v").unwrap();
+    image.create_subvol("w").unwrap();
+    image.create_dir("v/dir").unwrap();
+    image.write("v/file", &old).unwrap();
+    image.sync().unwrap();
+    let extents = image.fs().extents(&image.find("v/file").unwrap(), 0, u64::MAX).unwrap();
+    let mut stale: Vec<(u64, usize)> =
+        extents.iter().map(|extent| (extent.disk.unwrap().0, usize::try_from(extent.len).unwrap())).collect();
+    image.close().unwrap();
+    let root = || {
+        let trees = Inspector::open(&path, &OpenOptions::default()).unwrap().trees().unwrap();
+        trees.into_iter().find(|tree| tree.tree.0 == 256).unwrap().root.0
+    };
+    // Blocks that were read before are known; so each question has an explorer of its own.
+    let names = ["text", "hex", "picture", "list", "file", "vanished", "tar", "zip", "search", "compare", "download"];
+    stale.push((root(), 16384));
+    // Whoever writes has the image locked, as a mount has.
+    let image = Image::open(&path, &OpenOptions::writing()).unwrap();
+    let explorers = names.map(|name| (name, surprised(&path)));
+    image.remove(&image.top().unwrap(), "v/dir", Depth::One).unwrap();
+    image.write("v/file", &new).unwrap();
+    image.close().unwrap();
+    overwrite(&path, &stale);
+    let file = Query("path=v/file");
+    for (name, volume) in explorers {
+        match name {
+            "text" => {
+                let text = body(text(&volume, &file).unwrap_or_else(|refused| panic!("{name}: {refused:?}")));
+                // The beginning of a PNG is no text.
+                assert_eq!(text["size"], new.len());
+            }
+            "hex" => {
+                let hex = body(hex(&volume, &file).unwrap_or_else(|refused| panic!("{name}: {refused:?}")));
+                assert!(hex["rows"][1].as_str().unwrap().ends_with("bbbbbbbbbbbbbbbb"), "{hex}");
+            }
+            "list" => {
+                let list =
+                    body(list(&volume, &Query("path=v")).unwrap_or_else(|refused| panic!("{name}: {refused:?}")));
+                assert_eq!(list["entries"].as_array().unwrap().len(), 1, "{list}");
+            }
+            "vanished" => {
+                let refused = list(&volume, &Query("path=v/dir")).map(|_| ()).unwrap_err();
+                assert_eq!(refused.0, StatusCode::NOT_FOUND, "{refused:?}");
+            }
+            _ => {
+                let done = match name {
+                    "picture" => picture(&volume, &file),
+                    "file" => list(&volume, &file),
+                    "tar" => archive::tar(&volume, &file),
+                    "zip" => archive::zip(&volume, &file),
+                    "search" => search::search(&volume, &Query("path=v&name=f")),
+                    "compare" => compare::compare(&volume, &Query("old=257&new=256")),
+                    _ => download(&volume, &file),
+                };
+                done.map(|_| ()).unwrap_or_else(|refused| panic!("{name}: {refused:?}"));
+            }
+        }
+    }
+}
