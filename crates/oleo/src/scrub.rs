@@ -28,7 +28,7 @@ impl Image {
     pub fn scrub(&self, want: ScrubWant) -> Result<ScrubEnd> {
         let number = self.scrubber().start(want)?;
         let here = self.scrubber().run();
-        Ok(here.or_else(|| self.scrubber().wait_end(number).end).unwrap_or(ScrubEnd::Done))
+        Ok(here.or_else(|| self.scrubber().wait_end(number).end).unwrap_or(ScrubEnd::Interrupted))
     }
 
     /// What the scrub under way, or the last one, has found.
@@ -43,7 +43,7 @@ impl Image {
     pub fn scrub_unhealed(&self) -> Result<Vec<UnhealedShown>> {
         let mut names = 0;
         let mut shown = Vec::new();
-        for place in self.scrub_status().unhealed {
+        for place in self.scrubber().unhealed() {
             let mut files = UnhealedShown { place, files: Vec::new(), more: 0 };
             if files.place.what == What::Data {
                 self.add_files(&mut files, &mut names);

@@ -5,15 +5,16 @@
 //! from another copy, or from what is offered from elsewhere ([`CopyRead::heal`]).
 //!
 //! Healing: a copy is overwritten only with bytes that fit, after a second look found it bad still. Nobody else can have been given the place:
-//! the plan's reader is there. What was written is read again.
+//! the plan's reader is there. What was written is read again. What nothing is known of on a device that missed writes ([`Why::Stale`]) is made what
+//! another device has; if none has it, it is named as what could not be healed, and the device does not become sound.
 
 use std::sync::Arc;
 
 use oleo_volume::{ChunkMap, ChunkStripes, Profile, STRIPE_LEN};
 
 use super::DeviceScrub;
-use super::plan::{Extent, Fault, Fit, Kind, Live, Plan, Why};
-use super::run::{Job, Run, Task};
+use super::plan::{Fault, Fit, Kind, Live, Plan, Why};
+use super::run::{Job, Looked, Run, Task};
 
 /// The most that is read together, bytes.
 const READ_LEN: u64 = 1 << 20;
@@ -100,8 +101,7 @@ pub(super) fn read_stripe(run: &Run<'_>, task: &Task, chunk: ChunkStripes, strip
     while from < end && run.goes_on() {
         let to = (from + slice_len(&map)).min(end);
         let (low, high) = bounds(&map, stripe, from, to);
-        if let Some(plan) = run.plan(low, high) {
-            let plan = Arc::new(plan);
+        if let Some(plan) = run.plan(low, high).map(Arc::new) {
             let mut reads = reads(&plan, &map, stripe, from, to).into_iter().peekable();
             while let Some(read) = reads.next() {
                 if !run.throttle().take(task.devid, read.len, &|| run.goes_on()) {
@@ -117,8 +117,10 @@ pub(super) fn read_stripe(run: &Run<'_>, task: &Task, chunk: ChunkStripes, strip
                 let job = CopyRead { chunk, stripe, plan, offset: read.offset, bytes, failed, parts: read.parts };
                 task.hand_on(run, job, end);
             }
+            task.pass(run, map.physical(stripe, to).0);
+        } else {
+            task.leave_out(run);
         }
-        task.pass(run, map.physical(stripe, to).0);
         from = to;
     }
 }
@@ -155,12 +157,15 @@ impl CopyRead {
             let mut read = |at: u64, unit: &mut [u8]| {
                 !failed || chunk.read(stripe, part.offset + (at - part.live.at), unit).is_ok()
             };
+            let before = faults.len();
             counts.no_csum += self.plan.check(run.volume(), &part.live, bytes, &mut read, &mut faults);
             if part.live.is_part_of_block() {
                 run.look_at_straddler(&part.live, &mut counts);
             }
-            if self.chunk.is_stale(self.stripe) {
-                self.bring_up_to_date(run, &part, from);
+            // Whoever overwrites data in place must not meet us.
+            if self.chunk.is_stale(self.stripe) && run.is_alone() {
+                let outdated: Vec<Fault> = self.plan.outdated(&part.live, &faults[before..]).collect();
+                faults.extend(outdated);
             }
         }
         for fault in &faults {
@@ -170,6 +175,8 @@ impl CopyRead {
         for fault in faults {
             let sectors = self.plan.sectors(fault.len);
             match self.heal(run, &fault) {
+                // Nothing was known to be wrong with it.
+                Healed::Yes if matches!(fault.why, Why::Stale) => {}
                 Healed::Yes => counts.corrected_errors += sectors,
                 Healed::NotAsked => {}
                 Healed::No => {
@@ -203,7 +210,7 @@ impl CopyRead {
             if self.chunk.read(stripe, offset, &mut bytes).is_err() {
                 continue;
             }
-            match self.plan.fit(run.volume(), &fault.extent, fault.at, &bytes) {
+            match self.plan.fit_of(run.volume(), fault, &bytes) {
                 Fit::Yes => return Some(bytes),
                 // Without a checksum any copy is as good as another that can be read, unless it missed writes.
                 // Whoever overwrites it in place must not meet us.
@@ -220,11 +227,11 @@ impl CopyRead {
         if !run.repairs() {
             return Healed::NotAsked;
         }
-        self.overwrite(run, &fault.extent, fault.at, &good)
+        self.overwrite(fault.at, &good)
     }
 
     /// Puts good bytes over a copy that is bad still.
-    fn overwrite(&self, run: &Run<'_>, extent: &Extent, at: u64, good: &[u8]) -> Healed {
+    fn overwrite(&self, at: u64, good: &[u8]) -> Healed {
         let map = self.chunk.map();
         let offset = map.piece(at - map.start.0, good.len() as u64).offset;
         let mut there = vec![0; good.len()];
@@ -236,43 +243,14 @@ impl CopyRead {
         {
             return Healed::No;
         }
-        match self.plan.fit(run.volume(), extent, at, &there) {
-            Fit::Yes => Healed::Yes,
-            Fit::Unknown if there == good => Healed::Yes,
-            Fit::Unknown | Fit::No(_) => Healed::No,
-        }
-    }
-
-    /// A device that missed writes: what has no checksum is made what the others have.
-    fn bring_up_to_date(&self, run: &Run<'_>, part: &Placed, from: usize) {
-        if !run.repairs() || !run.is_alone() || !matches!(part.live.extent.kind, Kind::Data) {
-            return;
-        }
-        for (at, len) in self.plan.units(&part.live) {
-            let start = from + (at - part.live.at) as usize;
-            let mine = &self.bytes[start..start + len as usize];
-            if !matches!(self.plan.fit(run.volume(), &part.live.extent, at, mine), Fit::Unknown) {
-                continue;
-            }
-            let offset = part.offset + (at - part.live.at);
-            let mut theirs = vec![0; len as usize];
-            let sound = self.others(at).filter(|&stripe| !self.chunk.is_stale(stripe));
-            for stripe in sound {
-                if self.chunk.read(stripe, offset, &mut theirs).is_ok() {
-                    if theirs != mine {
-                        let _ = self.overwrite(run, &part.live.extent, at, &theirs);
-                    }
-                    break;
-                }
-            }
-        }
+        if there == good { Healed::Yes } else { Healed::No }
     }
 }
 
 impl Job for CopyRead {
-    fn look(mut self: Box<Self>, run: &Run<'_>) -> Vec<Vec<u8>> {
+    fn look(mut self: Box<Self>, run: &Run<'_>) -> Looked {
         self.check(run);
-        vec![self.bytes]
+        Looked { buffers: vec![self.bytes], all: true }
     }
 }
 

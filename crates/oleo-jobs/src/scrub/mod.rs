@@ -22,7 +22,7 @@ mod run;
 mod throttle;
 mod walk;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -143,6 +143,20 @@ impl DeviceScrub {
         self.read_errors + self.csum_errors + self.verify_errors + self.super_errors + self.parity_errors
     }
 
+    /// The errors, healed or not, without what was done.
+    fn errors_alone(&self) -> DeviceScrub {
+        DeviceScrub {
+            read_errors: self.read_errors,
+            csum_errors: self.csum_errors,
+            verify_errors: self.verify_errors,
+            super_errors: self.super_errors,
+            parity_errors: self.parity_errors,
+            uncorrectable_errors: self.uncorrectable_errors,
+            corrected_errors: self.corrected_errors,
+            ..DeviceScrub::default()
+        }
+    }
+
     /// Adds the counts of another; places and times stay.
     pub fn add(&mut self, more: &DeviceScrub) {
         for (count, more) in [
@@ -251,9 +265,7 @@ pub struct ScrubStatus {
     pub elapsed_ms: u64,
     /// Estimated time to the end, at the present rate.
     pub remaining_ms: Option<u64>,
-    /// What could not be healed, [`UNHEALED_MAX`] of it at most. Known of scrubs that were done here.
-    pub unhealed: Vec<Unhealed>,
-    /// More of that.
+    /// Places that could not be healed beyond those that are named ([`Scrubber::unhealed`]).
     pub unhealed_more: u64,
     /// How the last one ended, if it did here.
     pub end: Option<ScrubEnd>,
@@ -303,6 +315,8 @@ struct Progress {
     orders: BTreeMap<DevId, Order>,
     unhealed: Vec<Unhealed>,
     unhealed_more: u64,
+    /// Devices that missed writes and still have something of an earlier time, which is not counted as an error of theirs.
+    stays_stale: BTreeSet<DevId>,
     /// When it began here, and seconds that each device had before.
     began: Option<Instant>,
     before: BTreeMap<DevId, u64>,
@@ -324,7 +338,7 @@ impl Progress {
             Why::Sum => "does not fit its checksum".to_owned(),
             Why::Block(why) => why.to_string(),
             Why::Read => "cannot be read".to_owned(),
-            Why::Stale => "is on a device that missed writes, and has no checksum".to_owned(),
+            Why::Stale => "may be of an earlier time, since its device missed writes".to_owned(),
         };
         if let Some(last) = self.unhealed.last_mut()
             && (last.devid, last.what, &last.why) == (devid, what, &why)
@@ -472,9 +486,14 @@ impl Scrubber {
         let bytes_before = record.values().map(DeviceScrub::bytes).sum();
         *self.shared.progress.lock() = Progress { devices: record, before, bytes_before, ..Progress::default() };
         let mut state = self.state.lock();
-        state.phase = if state.stopping { Phase::Idle } else { Phase::Wanted };
-        drop(state);
-        self.changed.notify_all();
+        if state.stopping {
+            drop(state);
+            self.ended(ScrubEnd::Interrupted);
+        } else {
+            state.phase = Phase::Wanted;
+            drop(state);
+            self.changed.notify_all();
+        }
         Ok(number)
     }
 
@@ -554,13 +573,13 @@ impl Scrubber {
             state.phase = Phase::Running;
             (state.want.clone(), state.from.clone(), state.offers.take())
         };
+        let mut running = Running { scrubber: self, end: None };
         self.shared.progress.lock().began = Some(Instant::now());
         self.keep();
         let orders = Orders { want: &want, devices, alone, offers: offers.as_deref() };
         let synced = if want.repair { self.fs.sync().map(drop) } else { Ok(()) };
-        let worked = synced
-            .map_err(JobError::from)
-            .and_then(|()| run::run(&self.fs, &self.shared, &orders, &walk::read_device, &|| self.keep()));
+        let worked =
+            synced.map_err(JobError::from).and_then(|()| run::run(&self.fs, &self.shared, &orders, &|| self.keep()));
         let is_sound = worked.is_ok() && want.repair && alone && self.mark_sound(&orders.devices);
         let counted = if want.repair { self.write_counters(is_sound) } else { Ok(()) };
         let cancelled = self.state.lock().cancelled;
@@ -571,6 +590,13 @@ impl Scrubber {
             Ok(()) if cancelled => ScrubEnd::Cancelled,
             Ok(()) => ScrubEnd::Interrupted,
         };
+        running.end = Some(end.clone());
+        Some(end)
+    }
+
+    /// Nothing is under way any more.
+    fn ended(&self, end: ScrubEnd) {
+        let cancelled = self.state.lock().cancelled;
         {
             let mut progress = self.shared.progress.lock();
             progress.turn_clock();
@@ -581,23 +607,27 @@ impl Scrubber {
         }
         self.keep();
         let mut state = self.state.lock();
-        (state.phase, state.end) = (Phase::Idle, Some(end.clone()));
+        (state.phase, state.end) = (Phase::Idle, Some(end));
         drop(state);
         self.changed.notify_all();
-        Some(end)
     }
 
     /// Devices that missed writes and have been read from their beginning to their end, with all that was bad on them healed, are as good as the
-    /// others. Returns whether there were any.
+    /// others. Returns whether there were any. What lies in rows is read for one device by another, so none of these may have begun further on, or
+    /// have left something out.
     fn mark_sound(&self, from: &BTreeMap<DevId, u64>) -> bool {
-        let devices = self.shared.progress.lock().devices.clone();
-        let is_whole = |devid: &DevId| {
-            from.get(devid) == Some(&0)
-                && devices.get(devid).is_some_and(|device| device.finished && device.uncorrectable_errors == 0)
+        let whole: Vec<DevId> = {
+            let progress = self.shared.progress.lock();
+            let is_whole = |devid: &DevId| {
+                let device = progress.devices.get(devid);
+                device.is_some_and(|device| device.finished && device.uncorrectable_errors == 0)
+                    && !progress.stays_stale.contains(devid)
+            };
+            let all = from.values().all(|at| *at == 0) && progress.orders.values().all(Order::is_whole);
+            from.keys().copied().filter(|devid| all && is_whole(devid)).collect()
         };
-        let whole: Vec<&DevId> = from.keys().filter(|devid| is_whole(devid)).collect();
         let volume = self.fs.engine().volume();
-        whole.into_iter().filter(|devid| volume.mark_sound(**devid)).count() > 0
+        whole.into_iter().filter(|devid| volume.mark_sound(*devid)).count() > 0
     }
 
     /// Writes the errors of devices, and superblocks that were bad, with a commit. Nothing is written if nothing was found, except where devices
@@ -621,7 +651,9 @@ impl Scrubber {
         match state.phase {
             Phase::Idle | Phase::Asked => return Err(JobError::refused(errno::ENOTCONN, "no scrub is under way")),
             Phase::Wanted => {
-                (state.phase, state.end) = (Phase::Idle, Some(ScrubEnd::Cancelled));
+                (state.phase, state.cancelled) = (Phase::Asked, true);
+                drop(state);
+                self.ended(ScrubEnd::Cancelled);
                 return Ok(());
             }
             Phase::Running => state.cancelled = true,
@@ -643,10 +675,14 @@ impl Scrubber {
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.stopping = true;
-        if state.phase == Phase::Wanted {
-            (state.phase, state.end) = (Phase::Idle, Some(ScrubEnd::Interrupted));
+        let is_wanted = state.phase == Phase::Wanted;
+        if is_wanted {
+            state.phase = Phase::Asked;
         }
         drop(state);
+        if is_wanted {
+            self.ended(ScrubEnd::Interrupted);
+        }
         self.interrupt();
     }
 
@@ -666,7 +702,6 @@ impl Scrubber {
             devices: BTreeMap::new(),
             elapsed_ms: 0,
             remaining_ms: None,
-            unhealed: Vec::new(),
             unhealed_more: 0,
             end: state.end.clone(),
             limit,
@@ -685,7 +720,7 @@ impl Scrubber {
         let mut progress = self.shared.progress.lock();
         progress.turn_clock();
         status.devices = progress.devices.clone();
-        (status.unhealed, status.unhealed_more) = (progress.unhealed.clone(), progress.unhealed_more);
+        status.unhealed_more = progress.unhealed_more;
         if let Some(began) = progress.began {
             let elapsed = began.elapsed().as_millis();
             let total = status.total();
@@ -696,6 +731,11 @@ impl Scrubber {
             status.elapsed_ms = u64::try_from(elapsed).unwrap_or(u64::MAX);
         }
         status
+    }
+
+    /// What the one under way could not heal, or the last one that was done here; [`UNHEALED_MAX`] places at most.
+    pub fn unhealed(&self) -> Vec<Unhealed> {
+        self.shared.progress.lock().unhealed.clone()
     }
 
     /// Why the state of the last one could not be kept.
@@ -729,6 +769,23 @@ impl Scrubber {
         }
         let kept = record::write(&dir, self.fsid, &record);
         self.state.lock().unkept = kept.err().map(|error| format!("{}: {error}", dir.display()));
+    }
+}
+
+/// Ends a run, however it does: nobody shall wait for one that panicked.
+struct Running<'a> {
+    scrubber: &'a Scrubber,
+    /// How it ended; none: it panicked.
+    end: Option<ScrubEnd>,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let panicked = || {
+            let text = "the scrub panicked, which is a bug".to_owned();
+            ScrubEnd::Failed { errno: errno::EIO, kind: ErrorKind::Refusal, text }
+        };
+        self.scrubber.ended(self.end.take().unwrap_or_else(panicked));
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) enum Why {
     Block(Box<Corruption>),
     /// They cannot be read.
     Read,
-    /// They are on a device that missed writes, and have no checksum: what is there may be of an earlier time.
+    /// They are on a device that missed writes, and nothing says that they are right: what is there may be of an earlier time.
     Stale,
 }
 
@@ -195,6 +195,25 @@ impl Plan {
                 }
             }
         }
+    }
+
+    /// The same for bytes that are to take the place of what does not fit. Of a tree block that is not whole there nothing is known.
+    pub fn fit_of(&self, volume: &Volume, fault: &Fault, bytes: &[u8]) -> Fit {
+        match fault.extent.kind {
+            Kind::Block { .. } if fault.len < fault.extent.len => Fit::Unknown,
+            _ => self.fit(volume, &fault.extent, fault.at, bytes),
+        }
+    }
+
+    /// The units of a part of an extent on a device that missed writes of which nothing says whether they are right; those that are known to be bad
+    /// are left out.
+    pub fn outdated<'p>(&'p self, live: &'p Live, bad: &'p [Fault]) -> impl Iterator<Item = Fault> + use<'p> {
+        let is_unknown = |at: u64| match live.extent.kind {
+            Kind::Data => self.sum(at).is_none(),
+            Kind::Block { .. } => live.is_part_of_block(),
+        };
+        let units = self.units(live).filter(move |(at, _)| is_unknown(*at) && bad.iter().all(|fault| fault.at != *at));
+        units.map(|(at, len)| Fault { at, len, extent: live.extent, why: Why::Stale })
     }
 
     /// Looks at the bytes of a part of an extent, unit by unit: sectors, or a whole tree block. `read` is asked first whether a unit, which

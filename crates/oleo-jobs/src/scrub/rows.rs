@@ -6,20 +6,22 @@
 //!
 //! Settling: data that does not fit is rebuilt in every way that parity allows, and the checksum decides. Then the parity of each column that holds something
 //! is compared with its data. Parity is only written anew if all of the column's data is known to be right, or to be nobody's: else rot, or a write that is
-//! in no commit yet, would become what parity stands for. What is not known is known after the next commit, so that is waited for.
+//! in no commit yet, would become what parity stands for. What is not known is known after the next commit, so that is waited for. Where parity
+//! is left alone on a device that missed writes, that device does not become sound.
 //!
 //! Locks: a row is held while it is settled, over the reads and writes; plans are made, and commits, before it is taken.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use oleo_format::DevId;
 use oleo_format::raid6::{self, Parity};
 use oleo_volume::{ChunkMap, ChunkStripes, STRIPE_LEN, StripeRead};
 
 use super::DeviceScrub;
 use super::copies::{count_on_device, slice_len};
 use super::plan::{Fault, Fit, Live, Plan, Why};
-use super::run::{Job, Run, Task};
+use super::run::{Job, Looked, Run, Task};
 
 /// Rows that are read together: a megabyte of each stripe.
 const ROWS_MAX: u64 = 16;
@@ -52,8 +54,7 @@ pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe:
         let to = (from + slice_len(&map)).min(end);
         let (first, last) = (from / STRIPE_LEN, to / STRIPE_LEN);
         let (low, high) = (unit_at(&map, first, 0), unit_at(&map, last, 0).min(map.end().0));
-        if let Some(plan) = run.plan(low, high) {
-            let plan = Arc::new(plan);
+        if let Some(plan) = run.plan(low, high).map(Arc::new) {
             let is_used = |row: u64| (0..data_units(&map)).any(|unit| live_in(&plan, &map, row, unit).next().is_some());
             let mut row = first;
             while row < last {
@@ -63,20 +64,24 @@ pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe:
                 }
                 let count = (1..ROWS_MAX).find(|more| row + more >= last || !is_used(row + more)).unwrap_or(ROWS_MAX);
                 let done = map.physical(stripe, (row + count) * STRIPE_LEN).0;
-                match RowsRead::read(run, &chunk, &plan, row, count) {
+                match RowsRead::read(run, task.devid, &chunk, &plan, row, count) {
                     Some(read) => task.hand_on(run, read, done),
                     None => return,
                 }
                 row += count;
             }
+            task.pass(run, map.physical(stripe, to).0);
+        } else {
+            task.leave_out(run);
         }
-        task.pass(run, map.physical(stripe, to).0);
         from = to;
     }
 }
 
 /// A run of rows that was read.
 pub(super) struct RowsRead {
+    /// The device whose thread reads them.
+    reader: DevId,
     chunk: Arc<ChunkStripes>,
     plan: Arc<Plan>,
     first: u64,
@@ -88,7 +93,14 @@ pub(super) struct RowsRead {
 
 impl RowsRead {
     /// `None`: the run is to stop.
-    fn read(run: &Run<'_>, chunk: &Arc<ChunkStripes>, plan: &Arc<Plan>, first: u64, count: u64) -> Option<RowsRead> {
+    fn read(
+        run: &Run<'_>,
+        reader: DevId,
+        chunk: &Arc<ChunkStripes>,
+        plan: &Arc<Plan>,
+        first: u64,
+        count: u64,
+    ) -> Option<RowsRead> {
         let (total, len) = (chunk.map().stripes.len(), count * STRIPE_LEN);
         for stripe in 0..total {
             if !run.throttle().take(chunk.devid(stripe), len, &|| run.goes_on()) {
@@ -103,12 +115,13 @@ impl RowsRead {
         chunk.read_all(&mut reads);
         let is_stale = (0..total).any(|stripe| chunk.is_stale(stripe));
         let failed = is_stale || reads.len() < total || reads.iter().any(|read| read.result.is_err());
-        Some(RowsRead { chunk: chunk.clone(), plan: plan.clone(), first, count, stripes, failed })
+        Some(RowsRead { reader, chunk: chunk.clone(), plan: plan.clone(), first, count, stripes, failed })
     }
 
-    /// Looks at the rows, and settles those in which something does not fit.
-    fn check(&mut self, run: &Run<'_>) {
+    /// Looks at the rows, and settles those in which something does not fit; `false`: not all of them could be settled.
+    fn check(&mut self, run: &Run<'_>) -> bool {
         let map = self.chunk.map().clone();
+        let mut all = true;
         let mut by_stripe: BTreeMap<usize, DeviceScrub> = BTreeMap::new();
         for row in self.first..self.first + self.count {
             for unit in 0..data_units(&map) {
@@ -118,16 +131,19 @@ impl RowsRead {
                     live_in(&self.plan, &map, row, unit).for_each(|live| counts.add_live(&live));
                 }
             }
-            for unit in data_units(&map)..map.stripes.len() {
-                by_stripe.entry(map.rotated(row, unit)).or_default().parity_bytes_scrubbed += STRIPE_LEN;
+            for stripe in (data_units(&map)..map.stripes.len()).map(|unit| map.rotated(row, unit)) {
+                if self.chunk.is_present(stripe) {
+                    by_stripe.entry(stripe).or_default().parity_bytes_scrubbed += STRIPE_LEN;
+                }
             }
             if self.failed || !self.fits(run, &map, row, &mut by_stripe) {
-                settle(run, &self.chunk, &self.plan, row);
+                all &= settle(run, self.reader, &self.chunk, &self.plan, row);
             }
         }
         for (stripe, counts) in by_stripe {
-            run.add(self.chunk.devid(stripe), &counts);
+            run.add_of_row(self.reader, self.chunk.devid(stripe), &counts);
         }
+        all
     }
 
     /// Whether all of a row fits, as it was read.
@@ -159,9 +175,9 @@ impl RowsRead {
 }
 
 impl Job for RowsRead {
-    fn look(mut self: Box<Self>, run: &Run<'_>) -> Vec<Vec<u8>> {
-        self.check(run);
-        self.stripes
+    fn look(mut self: Box<Self>, run: &Run<'_>) -> Looked {
+        let all = self.check(run);
+        Looked { buffers: self.stripes, all }
     }
 }
 
@@ -283,8 +299,8 @@ impl<'c> Row<'c> {
     }
 }
 
-/// Looks at a row that did not fit, with nobody else in it, and heals it.
-fn settle(run: &Run<'_>, chunk: &ChunkStripes, plan: &Plan, row: u64) {
+/// Looks at a row that did not fit, with nobody else in it, and heals it. `false`: it is to be looked at again, by a scrub that is resumed.
+fn settle(run: &Run<'_>, reader: DevId, chunk: &ChunkStripes, plan: &Plan, row: u64) -> bool {
     let map = chunk.map().clone();
     // Whoever has bytes from elsewhere reads trees for that, so it is asked before the row is taken.
     let offered: Offered = match run.has_offers() {
@@ -298,21 +314,25 @@ fn settle(run: &Run<'_>, chunk: &ChunkStripes, plan: &Plan, row: u64) {
     for attempt in 0..=TRIES_MAX {
         if attempt > 0 {
             let end = unit_at(&map, row + 1, 0).min(map.end().0);
-            run.commit_and_load(map.start);
-            newer = run.plan(unit_at(&map, row, 0), end);
+            newer = run.commit_and_load(map.start).then(|| run.plan(unit_at(&map, row, 0), end)).flatten();
             if newer.is_none() {
-                return;
+                return false;
             }
         }
         let settled = {
             let _held = chunk.hold_row(row);
             let plans = (newer.as_ref().unwrap_or(plan), plan);
-            settle_once(run, plans, Row::read(chunk, row, attempt, run.sector()), &offered)
+            settle_once(run, reader, plans, Row::read(chunk, row, attempt, run.sector()), &offered)
         };
-        if settled || !run.goes_on() {
-            return;
+        if settled {
+            return true;
+        }
+        if !run.goes_on() {
+            return false;
         }
     }
+    // Whoever writes there all the time writes parity, too.
+    true
 }
 
 /// Good bytes from elsewhere, by address.
@@ -333,12 +353,8 @@ fn faults_of(run: &Run<'_>, plan: &Plan, row: &Row<'_>) -> Vec<(usize, Fault)> {
             };
             let _no_csum = plan.check(run.volume(), &live, &mut bytes, &mut read, &mut found);
             if row.chunk.is_stale(map.rotated(row.row, unit)) {
-                let unknown = plan.units(&live).filter(|(at, len)| {
-                    let from = (at - live.at) as usize;
-                    let unit = &bytes[from..from + *len as usize];
-                    !live.is_part_of_block() && matches!(plan.fit(run.volume(), &live.extent, *at, unit), Fit::Unknown)
-                });
-                found.extend(unknown.map(|(at, len)| Fault { at, len, extent: live.extent, why: Why::Stale }));
+                let outdated: Vec<Fault> = plan.outdated(&live, &found).collect();
+                found.extend(outdated);
             }
             faults.extend(found.into_iter().map(|fault| (unit, fault)));
         }
@@ -347,7 +363,7 @@ fn faults_of(run: &Run<'_>, plan: &Plan, row: &Row<'_>) -> Vec<(usize, Fault)> {
 }
 
 /// Settles a row that the caller has taken and read; `false`: it cannot be said yet whether parity may be written anew.
-fn settle_once(run: &Run<'_>, plans: (&Plan, &Plan), mut there: Row<'_>, offered: &Offered) -> bool {
+fn settle_once(run: &Run<'_>, reader: DevId, plans: (&Plan, &Plan), mut there: Row<'_>, offered: &Offered) -> bool {
     let plan = plans.0;
     let (chunk, row, attempt) = (there.chunk, there.row, there.attempt);
     let map = chunk.map();
@@ -369,7 +385,7 @@ fn settle_once(run: &Run<'_>, plans: (&Plan, &Plan), mut there: Row<'_>, offered
     }
     let settled = settle_parity(run, plans, &there, &mut counts);
     for (stripe, counts) in counts {
-        run.add(chunk.devid(stripe), &counts);
+        run.add_of_row(reader, chunk.devid(stripe), &counts);
     }
     settled
 }
@@ -388,7 +404,7 @@ fn heal_data(
     let stripe = map.rotated(row.row, unit);
     let from = (fault.at - unit_at(map, row.row, unit)) as usize;
     let to = from + fault.len as usize;
-    let fits = |bytes: &Vec<u8>| match plan.fit(run.volume(), &fault.extent, fault.at, bytes) {
+    let fits = |bytes: &Vec<u8>| match plan.fit_of(run.volume(), fault, bytes) {
         Fit::Yes => true,
         // Nothing can be said about it but that this is what parity has.
         Fit::Unknown => matches!(fault.why, Why::Read | Why::Stale),
@@ -427,10 +443,17 @@ fn settle_parity(
     let (chunk, map, data) = (row.chunk, row.chunk.map(), row.data());
     let units: Vec<&[u8]> = row.units[..data].iter().map(Vec::as_slice).collect();
     let sums = sums_of(&units, row.units.len() - data);
+    let leave_alone = |stripe: usize| {
+        if chunk.is_stale(stripe) {
+            run.stays_stale(chunk.devid(stripe));
+        }
+    };
     let mut settled = true;
     for (from, to) in Columns::of(plan, map, row.row, row.sector).ranges() {
         if (0..data).any(|unit| row.is_lost(unit, from, to)) {
-            continue; // what is left of the relation may be of use to somebody
+            // What is left of the relation may be of use to somebody, unless it is of an earlier time.
+            (data..row.units.len()).map(|unit| map.rotated(row.row, unit)).for_each(leave_alone);
+            continue;
         }
         for (nth, sum) in sums.iter().enumerate() {
             let (unit, stripe) = (data + nth, map.rotated(row.row, data + nth));
@@ -444,6 +467,7 @@ fn settle_parity(
                 if row.attempt < TRIES_MAX {
                     continue;
                 }
+                leave_alone(stripe);
             }
             let counts = counts.entry(stripe).or_default();
             counts.parity_errors += 1;

@@ -2,7 +2,8 @@
 //!
 //! A thread of each device reads (`walk`): its superblocks, then its stripes in their order on it (`copies`). A chunk with parity is read by one of its devices, of
 //! all of them (`rows`); the others wait there, so that what lies before a device's place is done. Threads for all cores look at what was read. A device's
-//! place is the end of what was read before everything that is still being looked at.
+//! place is the end of what was read before everything that is still being looked at, and never behind something that could not be looked at
+//! ([`Task::leave_out`]): a scrub that is resumed comes back to that.
 //!
 //! Memory: a few megabytes for each core, a megabyte and a plan for each device. Waiting: those who read wait when more was read than is looked at, and
 //! for the throttle; a wait for another device is always for one of a lower number.
@@ -17,11 +18,11 @@ use oleo_format::{DevId, Generation, Logical, NodeExpect};
 use oleo_fs::Fs;
 use oleo_lock::{Mutex, rank};
 use oleo_space::HoldWant;
-use oleo_volume::{ChunkMap, Volume};
+use oleo_volume::Volume;
 
 use super::plan::{Fault, Fit, Kind, Live, Plan, Why};
 use super::throttle::Throttle;
-use super::{Candidates, DeviceScrub, ScrubWant, Shared, Wanted};
+use super::{Candidates, DeviceScrub, ScrubWant, Shared, Wanted, walk};
 use crate::JobError;
 
 /// How often the state is kept.
@@ -33,12 +34,17 @@ const AHEAD_PER_CORE: usize = 2;
 
 /// What was read, to be looked at.
 pub(super) trait Job: Send {
-    /// Looks at it, and heals what is bad; returns the buffers.
-    fn look(self: Box<Self>, run: &Run<'_>) -> Vec<Vec<u8>>;
+    /// Looks at it, and heals what is bad.
+    fn look(self: Box<Self>, run: &Run<'_>) -> Looked;
 }
 
-/// What reads a device: the task, the chunks as they were at the beginning, the devices that are read, and where to begin.
-pub(super) type ReadDevice = dyn Fn(&Run<'_>, &Task, &[Arc<ChunkMap>], &BTreeMap<DevId, u64>, u64) + Sync;
+/// What is left of a job.
+pub(super) struct Looked {
+    /// To be used again.
+    pub buffers: Vec<Vec<u8>>,
+    /// Whether all of it was looked at.
+    pub all: bool,
+}
 
 /// A job, and what is done with it.
 struct Given {
@@ -55,6 +61,8 @@ pub(super) struct Order {
     ended: BTreeMap<u64, u64>,
     /// All before this one have ended.
     next: u64,
+    /// The first that was not done.
+    gap: Option<u64>,
 }
 
 impl Order {
@@ -63,8 +71,21 @@ impl Order {
         self.given - 1
     }
 
-    /// Notes that a job has ended, and returns where everything before is done.
+    /// Whether nothing was left out.
+    pub fn is_whole(&self) -> bool {
+        self.gap.is_none()
+    }
+
+    /// Notes that a job was not done.
+    fn leave_out(&mut self, number: u64) {
+        self.gap = Some(self.gap.map_or(number, |gap| gap.min(number)));
+    }
+
+    /// Notes that a job has ended, and returns where everything before is done, if that is further than before.
     fn end(&mut self, number: u64, end: u64) -> Option<u64> {
+        if self.gap.is_some_and(|gap| number > gap) {
+            return None;
+        }
         self.ended.insert(number, end);
         let mut reached = None;
         while let Some(end) = self.ended.remove(&self.next) {
@@ -89,6 +110,12 @@ impl Task {
         let _ = self.jobs.send(Given { job: Box::new(job), devid: self.devid, number, end });
     }
 
+    /// What comes next could not be looked at.
+    pub fn leave_out(&self, run: &Run<'_>) {
+        let number = run.shared.progress.lock().order(self.devid).give();
+        run.leave_out(self.devid, number);
+    }
+
     /// There is nothing to be read up to `end`.
     pub fn pass(&self, run: &Run<'_>, end: u64) {
         let number = run.shared.progress.lock().order(self.devid).give();
@@ -100,6 +127,8 @@ impl Task {
 pub(super) struct Run<'a> {
     fs: &'a Fs,
     shared: &'a Shared,
+    /// The devices that are scrubbed, and where to begin on them.
+    devices: &'a BTreeMap<DevId, u64>,
     repair: bool,
     /// Nobody writes meanwhile.
     alone: bool,
@@ -121,17 +150,12 @@ pub(super) struct Orders<'a> {
 }
 
 /// Scrubs; `keep` is called every few seconds. What could not be looked at is the error, when all else is done.
-pub(super) fn run(
-    fs: &Fs,
-    shared: &Shared,
-    orders: &Orders<'_>,
-    read_device: &ReadDevice,
-    keep: &dyn Fn(),
-) -> Result<(), JobError> {
+pub(super) fn run(fs: &Fs, shared: &Shared, orders: &Orders<'_>, keep: &dyn Fn()) -> Result<(), JobError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let run = Run {
         fs,
         shared,
+        devices: &orders.devices,
         repair: orders.want.repair && !fs.options().read_only,
         alone: orders.alone,
         offers: orders.offers,
@@ -153,7 +177,7 @@ pub(super) fn run(
             let (run, chunks, left) = (&run, &chunks, Leaves(&left, shared));
             threads.spawn(move || {
                 let _left = left;
-                read_device(run, &task, chunks, &orders.devices, from);
+                walk::read_device(run, &task, chunks, from);
             });
         }
         drop(jobs);
@@ -202,6 +226,10 @@ impl Run<'_> {
         self.alone
     }
 
+    pub fn scrubs(&self, devid: DevId) -> bool {
+        self.devices.contains_key(&devid)
+    }
+
     /// Bytes of a sector.
     pub fn sector(&self) -> usize {
         self.fs.engine().sectorsize() as usize
@@ -223,16 +251,18 @@ impl Run<'_> {
         buffer
     }
 
-    /// A commit, so that what was written before is known; and what is free around an address.
-    pub fn commit_and_load(&self, at: Logical) {
+    /// A commit, so that what was written before is known; and what is free around an address. `false` if it fails, which is remembered.
+    pub fn commit_and_load(&self, at: Logical) -> bool {
         if self.repair {
             if let Err(error) = self.fs.commit() {
                 self.note(error.into());
+                return false;
             }
             let sector = oleo_format::ByteLen(u64::from(self.fs.engine().sectorsize()));
             let want = HoldWant { start: at, end: Logical(u64::MAX), min_len: sector, piece_max: sector };
             let _loaded = self.fs.engine().space().hold_free(want).next();
         }
+        true
     }
 
     /// Bytes from elsewhere that fit.
@@ -260,8 +290,28 @@ impl Run<'_> {
         self.shared.progress.lock().device(devid).add(counts);
     }
 
+    /// Adds what was found in a chunk with parity, which is read as a whole. What is bad on a device that is not scrubbed counts for the one that
+    /// the chunk is read for, so that it is not lost.
+    pub fn add_of_row(&self, reader: DevId, devid: DevId, counts: &DeviceScrub) {
+        match self.scrubs(devid) {
+            true => self.add(devid, counts),
+            false => self.add(reader, &counts.errors_alone()),
+        }
+    }
+
+    /// A device that missed writes still has something of an earlier time.
+    pub fn stays_stale(&self, devid: DevId) {
+        self.shared.progress.lock().stays_stale.insert(devid);
+    }
+
     pub fn unhealed(&self, devid: DevId, physical: u64, fault: &Fault) {
         self.shared.progress.lock().unhealed(devid, physical, fault);
+    }
+
+    fn leave_out(&self, devid: DevId, number: u64) {
+        let mut progress = self.shared.progress.lock();
+        progress.order(devid).leave_out(number);
+        progress.device(devid).finished = false;
     }
 
     fn reached(&self, devid: DevId, number: u64, end: u64) {
@@ -294,12 +344,15 @@ impl Run<'_> {
 
     /// Looks at what was read.
     fn look_at(&self, given: Given) {
-        let buffers = given.job.look(self);
-        for buffer in buffers {
+        let looked = given.job.look(self);
+        for buffer in looked.buffers {
             // Full: there are enough.
             let _ = self.spare.0.try_send(buffer);
         }
-        self.reached(given.devid, given.number, given.end);
+        match looked.all {
+            true => self.reached(given.devid, given.number, given.end),
+            false => self.leave_out(given.devid, given.number),
+        }
     }
 
     /// A chunk with parity has been read, by the thread of one of its devices.
@@ -316,8 +369,9 @@ impl Run<'_> {
 
     /// All of a device has been read.
     pub fn device_done(&self, devid: DevId) {
-        if self.goes_on() {
-            self.shared.progress.lock().device(devid).finished = true;
+        let mut progress = self.shared.progress.lock();
+        if self.goes_on() && progress.order(devid).is_whole() {
+            progress.device(devid).finished = true;
         }
     }
 }

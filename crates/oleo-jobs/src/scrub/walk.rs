@@ -1,6 +1,5 @@
 //! The thread of one device: its superblocks, then its stripes in their order on it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +14,7 @@ const SUPER_LOOKS_MAX: usize = 5;
 const SUPER_LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Reads a device from a place on.
-pub(super) fn read_device(
-    run: &Run<'_>,
-    task: &Task,
-    chunks: &[Arc<ChunkMap>],
-    devices: &BTreeMap<DevId, u64>,
-    from: u64,
-) {
+pub(super) fn read_device(run: &Run<'_>, task: &Task, chunks: &[Arc<ChunkMap>], from: u64) {
     if from == 0 {
         superblocks(run, task.devid);
     }
@@ -45,7 +38,7 @@ pub(super) fn read_device(
             continue;
         };
         let has_parity = chunk.map().profile.has_parity();
-        let reads_all = has_parity && reads_for_all(&chunk, devices) == Some(task.devid);
+        let reads_all = has_parity && reads_for_all(run, &chunk) == Some(task.devid);
         if physical.saturating_add(chunk.map().stripe_bytes().0) <= from {
             if reads_all {
                 run.chunk_done(start);
@@ -91,7 +84,7 @@ fn superblocks(run: &Run<'_>, devid: DevId) {
 }
 
 /// Which device's thread reads a chunk with parity: of those that are scrubbed, and there, that of the lowest number.
-fn reads_for_all(chunk: &ChunkStripes, devices: &BTreeMap<DevId, u64>) -> Option<DevId> {
+fn reads_for_all(run: &Run<'_>, chunk: &ChunkStripes) -> Option<DevId> {
     let stripes = 0..chunk.map().stripes.len();
-    stripes.filter(|&stripe| chunk.is_present(stripe)).map(|s| chunk.devid(s)).filter(|d| devices.contains_key(d)).min()
+    stripes.filter(|&stripe| chunk.is_present(stripe)).map(|s| chunk.devid(s)).filter(|d| run.scrubs(*d)).min()
 }

@@ -21,9 +21,8 @@ pub(super) fn change(image: &Image, change: ScrubChange) -> Result<Reply, Error>
 
 /// How it is, with the files that could not be healed if they are wanted.
 pub(super) fn status(image: &Image, files: bool) -> Result<Reply, Error> {
-    let mut status = image.scrub_status();
+    let status = image.scrub_status();
     let unhealed = if files { image.scrub_unhealed()? } else { Vec::new() };
-    status.unhealed.clear();
     let fsid = image.volume().super_block().fsid();
     let paths = image.volume().devices().into_iter().map(|device| (device.devid, device.name.into())).collect();
     Ok(Reply::Scrub(Box::new(ScrubShown { fsid, status, unhealed, paths, unkept: image.scrubber().unkept() })))
