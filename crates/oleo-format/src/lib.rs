@@ -54,4 +54,5 @@ pub use records::{FREE_SPACE_BITMAP_LEN, QgroupStatus, RaidStripe, UuidItem, bit
 pub use structs::*;
 pub use super_block::{
     LABEL_LEN_MAX, ROOT_BACKUPS, SUPER_LEN, SUPER_MAGIC, SUPER_MAGIC_TEMPORARY, SUPER_OFFSETS, new_super_block,
+    super_offsets,
 };

@@ -15,6 +15,12 @@ use crate::{DevId, DiskKey, Generation, Logical};
 pub const SUPER_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 /// The bytes of a superblock.
 pub const SUPER_LEN: usize = 4096;
+
+/// Offsets of the superblock's mirrors on a device of `len` bytes.
+pub fn super_offsets(len: u64) -> impl Iterator<Item = u64> {
+    SUPER_OFFSETS.into_iter().filter(move |at| at.checked_add(SUPER_LEN as u64).is_some_and(|end| end <= len))
+}
+
 /// The magic number of a btrfs volume.
 pub const SUPER_MAGIC: [u8; 8] = *b"_BHRfS_M";
 /// The magic number while mkfs has not finished.

@@ -23,7 +23,7 @@ pub use balance::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Bound, Filters, Span,
 };
 pub use defragment::{DefragOptions, Defragmented, defragment};
-pub use device::{DeviceJob, Members, Removed, ReplaceState, ReplaceStatus, Replacer, resync};
+pub use device::{DeviceJob, Members, Removed, ReplaceState, ReplaceStatus, Replacer};
 pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
 pub use quota::{

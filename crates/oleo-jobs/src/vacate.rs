@@ -40,7 +40,7 @@ impl Drop for Closed<'_> {
 pub(crate) struct Watch<'w> {
     /// False: it is to stop.
     pub goes_on: &'w dyn Fn() -> bool,
-    /// Called after each group with how many are left.
+    /// Called with how many groups are left: before each of them, and with 0 at the end.
     pub moved: &'w dyn Fn(u64),
 }
 

@@ -411,8 +411,8 @@ ranks! {
     MemberSlot, "oleo-volume", "`Member::slot` (read/write)", Leaf, No,
         "the device behind a member, and what is to take its place",
         "a copy";
-    ReplaceTargets, "oleo-volume", "`Volume::targets`", Leaf, No,
-        "devices that say they are about to take another's place",
+    ReplaceTargets, "oleo-volume", "`Volume::targets`, `Volume::replaced`", Leaf, No,
+        "devices that say that they are about to take another's place, and those that gave theirs to another",
         "a push or a removal";
     WrittenItem, "oleo-volume", "`Member::settled`", Leaf, No,
         "a device's item as the superblocks on disk have it",

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use oleo_device::Device;
 use oleo_format::{
     ByteLen, CompatRo, Incompat, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock, SuperFlags, TreeId, new_super_block,
+    super_offsets,
 };
 use oleo_volume::{ChunkPlan, Profile, Volume};
 use uuid::Uuid;
@@ -74,7 +75,7 @@ pub fn make(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Made, 
     for (index, device) in devices.iter().enumerate() {
         let len = plan.device_bytes[index];
         let sb = super_block(&plan, &built, &resolved, index);
-        for offset in SUPER_OFFSETS.into_iter().filter(|offset| offset + SUPER_SIZE <= len) {
+        for offset in super_offsets(len) {
             device.write_at(offset, &sb.to_bytes(offset))?;
         }
     }

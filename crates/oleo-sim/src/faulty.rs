@@ -19,7 +19,7 @@ pub enum Trouble {
     None,
     /// Writes.
     Writes,
-    /// Flushes.
+    /// Flushes, and what is said to the device when whoever has it open is done.
     Flushes,
     /// Reads.
     Reads,
@@ -128,5 +128,10 @@ impl Device for Faulty {
 
     fn read_only(&self) -> bool {
         self.inner.read_only()
+    }
+
+    fn release(&self) -> Result<(), DeviceError> {
+        self.pass(Op::Flush, 0, 0)?;
+        self.inner.release()
     }
 }

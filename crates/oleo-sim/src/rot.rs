@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use oleo_format::{CSUM_FIELD_LEN, CsumType, SUPER_LEN, SUPER_OFFSETS, SuperBlock, seal};
+use oleo_format::{CSUM_FIELD_LEN, CsumType, SUPER_LEN, SUPER_OFFSETS, SuperBlock, seal, super_offsets};
 
 use crate::oracle;
 use crate::rng::Rng;
@@ -101,7 +101,7 @@ impl Rot {
         file.read_exact_at(&mut bytes, SUPER_OFFSETS[0])?;
         let sb = SuperBlock::read(&bytes)?;
         let (csum, nodesize) = (sb.csum()?, usize::try_from(sb.nodesize.get())?);
-        let supers = SUPER_OFFSETS.into_iter().filter(|at| at + SUPER_LEN as u64 <= len).collect();
+        let supers = super_offsets(len).collect();
         let live = live_blocks(image);
         let fsid = *sb.metadata_fsid().as_bytes();
         let mut found: BTreeMap<u64, Block> = BTreeMap::new();

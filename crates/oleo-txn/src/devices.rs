@@ -14,8 +14,6 @@ use crate::staged::Staged;
 
 /// Values of `replace_state` (`BTRFS_IOCTL_DEV_REPLACE_STATE_*` of the UAPI header `linux/btrfs.h`).
 pub mod replace_state {
-    /// There was none yet.
-    pub const NEVER: u64 = 0;
     /// It is under way.
     pub const STARTED: u64 = 1;
     /// It is done.
@@ -72,11 +70,10 @@ impl Staged<'_> {
     pub fn add_device(&mut self, new: NewDevice) -> Result<DevId, TxnError> {
         let inner = self.inner();
         let held = inner.growth.lock_chunk_alloc();
-        let (devid, (key, item)) = inner.volume.attach(new)?;
+        let (devid, item) = inner.volume.attach(new)?;
         drop(held);
-        let mut changes: Vec<Change> =
-            inner.volume.seed_items()?.into_iter().map(|(key, item)| Change::put(key, item)).collect();
-        changes.push(Change::put(key, item));
+        let items = inner.volume.seed_items().into_iter().chain([item]);
+        let mut changes: Vec<Change> = items.map(|(key, item)| Change::put(key, item)).collect();
         changes.sort_by_key(|change| change.key);
         self.put(TreeId::CHUNK, &changes)?;
         Ok(devid)
@@ -112,7 +109,6 @@ impl Staged<'_> {
     pub fn remove_device(&mut self, devid: DevId) -> Result<DetachedDevice, TxnError> {
         let inner = self.inner();
         let held = inner.growth.lock_chunk_alloc();
-        inner.volume.can_detach(devid)?;
         let detached = inner.volume.detach(devid)?;
         drop(held);
         let stats = Key::device_stats(devid);

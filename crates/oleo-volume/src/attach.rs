@@ -1,7 +1,7 @@
 //! Devices that come and go while the volume is open.
 //!
-//! Normal path of one that comes: (1) [`NewDevice::prepare`] wipes what could be taken for something of ours; (2) in a transaction,
-//! [`Volume::attach`] makes it a member, and returns its item for the chunk tree; (3) the commit writes its superblock before those of the
+//! Normal path of one that comes: (1) [`Candidate::prepare`] wipes what could be taken for something of ours, once nothing else is in the
+//! way; (2) in a transaction, [`Volume::attach`] makes it a member, and returns its item for the chunk tree; (3) the commit writes its superblock before those of the
 //! others (`write`). Of one that goes: (1) no chunk is on it any more; (2) in a transaction that takes its item out, [`Volume::detach`];
 //! (3) when that is durable, [`DetachedDevice::wipe`].
 //!
@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use oleo_device::{Device, DeviceError, Zeroing};
-use oleo_format::{ByteLen, DevId, DevItem, Key, SUPER_LEN, SUPER_OFFSETS};
+use oleo_format::{DevId, DevItem, Key, SUPER_LEN, super_offsets};
 use uuid::Uuid;
 
 use crate::Volume;
@@ -20,12 +20,18 @@ use crate::carve::{DEVICE_HEAD_LEN, dev_item};
 use crate::error::VolumeError;
 use crate::member::Member;
 use crate::places::Places;
-use crate::supers::read_super;
 
 /// Fewest bytes of a device: the part that no chunk uses, and a chunk of some use.
 pub const NEW_DEVICE_MIN: u64 = DEVICE_HEAD_LEN + (16 << 20);
 /// Where the magic number is in a superblock.
 const MAGIC: std::ops::Range<usize> = 64..72;
+
+/// A device that is to become part of a volume, as it was found.
+pub struct Candidate {
+    pub(crate) device: Arc<dyn Device>,
+    uuid: Uuid,
+    discard: bool,
+}
 
 /// A device that is ready to become part of a volume.
 pub struct NewDevice {
@@ -33,12 +39,12 @@ pub struct NewDevice {
     pub(crate) uuid: Uuid,
 }
 
-impl NewDevice {
-    /// Wipes the places of superblocks and of what Oleo keeps at the beginning, and discards the rest, if that is wanted.
+impl Candidate {
+    /// It will have this UUID. `discard`: all of it, when it is prepared. Nothing is done to it yet.
     ///
     /// # Errors
-    /// It is too small, cannot be written to, or fails.
-    pub fn prepare(device: Arc<dyn Device>, uuid: Uuid, discard: bool) -> Result<NewDevice, VolumeError> {
+    /// It is too small, or cannot be written to.
+    pub fn new(device: Arc<dyn Device>, uuid: Uuid, discard: bool) -> Result<Candidate, VolumeError> {
         let len = device.len();
         if len < NEW_DEVICE_MIN {
             let what =
@@ -48,6 +54,16 @@ impl NewDevice {
         if device.read_only() {
             return Err(VolumeError::ReadOnly);
         }
+        Ok(Candidate { device, uuid, discard })
+    }
+
+    /// Wipes the places of superblocks and of what Oleo keeps at the beginning, and discards the rest, if that is wanted.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn prepare(self) -> Result<NewDevice, VolumeError> {
+        let Candidate { device, uuid, discard } = self;
+        let len = device.len();
         if discard {
             match device.discard(0, len) {
                 Ok(()) | Err(DeviceError::Unsupported { .. }) => {}
@@ -55,26 +71,11 @@ impl NewDevice {
             }
         }
         device.write_zeroes(0, DEVICE_HEAD_LEN, Zeroing::default())?;
-        for at in SUPER_OFFSETS.into_iter().filter(|at| at.saturating_add(SUPER_LEN as u64) <= len) {
+        for at in super_offsets(len) {
             device.write_zeroes(at, SUPER_LEN as u64, Zeroing::default())?;
         }
         device.flush()?;
         Ok(NewDevice { device, uuid })
-    }
-
-    /// Its name.
-    pub fn name(&self) -> String {
-        self.device.name()
-    }
-
-    /// Its bytes.
-    pub fn len(&self) -> ByteLen {
-        ByteLen(self.device.len())
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.device.len() == 0
     }
 }
 
@@ -93,7 +94,7 @@ impl DetachedDevice {
     /// It failed. The volume does not mind.
     pub fn wipe(&self) -> Result<(), VolumeError> {
         let Some(device) = &self.0 else { return Ok(()) };
-        for at in SUPER_OFFSETS.into_iter().filter(|at| at.saturating_add(SUPER_LEN as u64) <= device.len()) {
+        for at in super_offsets(device.len()) {
             let mut bytes = vec![0; SUPER_LEN];
             device.read_at(at, &mut bytes)?;
             bytes[MAGIC].fill(0);
@@ -104,18 +105,33 @@ impl DetachedDevice {
 }
 
 impl Volume {
+    /// The number that the next device has.
+    fn free_devid(&self) -> Result<DevId, VolumeError> {
+        let last = self.members.read().iter().map(|member| member.devid.0).max().unwrap_or(0);
+        let none = || VolumeError::Unsupported { what: format!("another device: the last has the number {last}") };
+        last.checked_add(1).map(DevId).ok_or_else(none)
+    }
+
+    /// Whether a device could be added.
+    ///
+    /// # Errors
+    /// The volume cannot be written to, or there is no number for it.
+    pub fn can_attach(&self) -> Result<(), VolumeError> {
+        self.may_write()?;
+        self.free_devid().map(drop)
+    }
+
     /// Makes a device a member, with the next free number; returns its number, and its item for the chunk tree. The caller makes sure that
     /// no chunk is made meanwhile, and commits.
     ///
     /// # Errors
-    /// The volume cannot be written to.
+    /// As [`can_attach`](Self::can_attach).
     pub fn attach(&self, new: NewDevice) -> Result<(DevId, (Key, Vec<u8>)), VolumeError> {
         self.may_write()?;
-        let mut members = self.members.write();
-        let devid = members.iter().map(|member| member.devid.0).max().unwrap_or(0) + 1;
+        let devid = self.free_devid()?;
         let sectorsize = self.rules.sectorsize;
         let item = DevItem {
-            devid: devid.into(),
+            devid: devid.0.into(),
             total_bytes: (new.device.len() / u64::from(sectorsize) * u64::from(sectorsize)).into(),
             io_align: sectorsize.into(),
             io_width: sectorsize.into(),
@@ -127,34 +143,27 @@ impl Volume {
         let member = Arc::new(Member::new(item, Some(new.device), false, 0));
         member.set_new();
         let item = dev_item(&member, 0);
+        let mut members = self.members.write();
         members.push(member);
         members.sort_by_key(|member| member.devid);
-        Ok((DevId(devid), item))
+        Ok((devid, item))
     }
 
     /// The items of the devices of seeds, for the chunk tree of a volume that was made of them: each says the generation of the device's
     /// superblock, which readers of the volume compare (`btrfs_dev_item.generation` in the UAPI header: what is expected of the device).
-    ///
-    /// # Errors
-    /// A superblock of a seed cannot be read.
-    pub fn seed_items(&self) -> Result<Vec<(Key, Vec<u8>)>, VolumeError> {
+    pub fn seed_items(&self) -> Vec<(Key, Vec<u8>)> {
         let members = self.members.read();
-        let mut items = Vec::new();
-        for member in members.iter().filter(|member| member.seed) {
-            let Some(device) = member.plain() else { continue };
-            member.item.lock().generation = read_super(device.as_ref())?.generation;
-            items.push(dev_item(member, 0));
-        }
-        Ok(items)
+        let there = members.iter().filter(|member| member.seed && member.is_readable());
+        let item = |member: &Arc<Member>| {
+            member.item.lock().generation = member.found.0.into();
+            dev_item(member, 0)
+        };
+        there.map(item).collect()
     }
 
-    /// Whether a device could go: no chunk is on it.
-    ///
-    /// # Errors
-    /// There is no such device, a chunk is on it, or it is the last.
-    pub fn can_detach(&self, devid: DevId) -> Result<(), VolumeError> {
+    /// Whether a device could go: no chunk is on it, and it is not the last.
+    fn can_detach(&self, members: &[Arc<Member>], devid: DevId) -> Result<(), VolumeError> {
         self.may_write()?;
-        let members = self.members.read();
         let member = members.iter().find(|member| member.devid == devid).ok_or(VolumeError::OnMissing { devid })?;
         let others_are_sound = members.iter().any(|m| m.takes_chunks() && !Arc::ptr_eq(m, member));
         let end = self.chunks.read().places(devid).and_then(Places::end);
@@ -171,10 +180,10 @@ impl Volume {
     /// Takes a device out of the volume; its superblock is not written any more. The caller makes sure that no chunk is made meanwhile.
     ///
     /// # Errors
-    /// As [`can_detach`](Self::can_detach).
+    /// There is no such device, a chunk is on it, or it is the last.
     pub fn detach(&self, devid: DevId) -> Result<DetachedDevice, VolumeError> {
-        self.can_detach(devid)?;
         let mut members = self.members.write();
+        self.can_detach(&members, devid)?;
         let at = members.iter().position(|member| member.devid == devid).ok_or(VolumeError::OnMissing { devid })?;
         let member = members.remove(at);
         // A seed stays what it is, for others.

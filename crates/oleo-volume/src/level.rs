@@ -23,7 +23,7 @@ impl Volume {
     pub(crate) fn level_supers(&self, sb: &SuperBlock, others: &[DevId]) -> Result<(), VolumeError> {
         let is_other = |output: &Output| !output.is_target && !output.is_new() && others.contains(&output.member.devid);
         let on: Vec<Output> = self.outputs().into_iter().filter(is_other).collect();
-        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &on, |settled| settled.written)?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &on, Output::written_item)?;
         self.flush_outputs(&on)
     }
 }

@@ -55,12 +55,12 @@ mod write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use oleo_device::{Device, DeviceError};
+use oleo_device::DeviceError;
 use oleo_format::{ByteLen, Logical, NodeRules, SuperBlock};
 use oleo_lock::{Mutex, RwLock, rank};
 use uuid::Uuid;
 
-pub use attach::{DetachedDevice, NEW_DEVICE_MIN, NewDevice};
+pub use attach::{Candidate, DetachedDevice, NEW_DEVICE_MIN, NewDevice};
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant, PARITY_STRIPES_MAX};
 pub use copies::CopyRead;
 pub use discover::{FoundDevice, FoundVolume, block_devices, discover};
@@ -74,7 +74,7 @@ pub use outlook::Outlook;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
 pub use refill::{RefillRun, Refilled, Verify};
 pub use replace::ReplacedDevice;
-pub use rows::{Occupancy, RowStats, Verdict, Witness};
+pub use rows::{GRAIN, Occupancy, RowStats, Verdict, Witness};
 pub use stripes_of::{ChunkStripes, RowHeld, StripeRead};
 pub use supers::{read_mirrors, read_super};
 pub use trim::{DevicePlace, Discarded};
@@ -82,6 +82,7 @@ pub use trim::{DevicePlace, Discarded};
 use flushers::Flushers;
 use losses::Losses;
 use member::Member;
+use replace::FoundTarget;
 use rows::Rows;
 use table::{Placed, Table};
 
@@ -108,7 +109,7 @@ pub struct Volume {
     /// Devices that were named and are not used.
     left_out: Vec<LeftOut>,
     /// Devices that say they are about to take another's place.
-    targets: Mutex<rank::ReplaceTargets, Vec<Arc<dyn Device>>>,
+    targets: Mutex<rank::ReplaceTargets, Vec<FoundTarget>>,
     placement: OnceLock<std::sync::Weak<dyn PlacementSource>>,
     /// The write or flush that poisoned the volume.
     poisoned: OnceLock<DeviceError>,

@@ -6,7 +6,8 @@
 //! ([`Volume::owes_commit`]), so that the device is two transactions behind when it comes back, and is not taken for one that a crash left
 //! between two superblocks. If a chunk cannot do without it, the volume is poisoned, and the last transaction stays the newest.
 //!
-//! Missing room below a device is no loss: the caller gets the error, and writes again.
+//! The target of a device (`replace`) that fails is given up, whatever chunks need, and commits follow in the same way: next time it is found
+//! behind. Missing room below a device is no loss: the caller gets the error, and writes again.
 //!
 //! Invariants: at least one device is sound; what a chunk needs is on sound devices.
 //! Locks: `losing`, so that one loss is counted before the next is borne. Crash before (3): see `docs/crash-model.md`.
@@ -135,7 +136,7 @@ impl Volume {
             if member.target().is_none_or(|now| !Arc::ptr_eq(&now, &output.device)) {
                 return Ok(());
             }
-            member.set_target(None, false);
+            member.drop_target();
         } else {
             match member.standing() {
                 Standing::Failed | Standing::Missing => return Ok(()),
@@ -150,8 +151,8 @@ impl Volume {
                 return Err(self.stop(error));
             }
             member.set_standing(Standing::Failed);
-            self.losses.owe();
         }
+        self.losses.owe();
         self.losses.count.fetch_add(1, Ordering::SeqCst);
         if lost.len() < LOST_MAX {
             let name = output.device.name();
@@ -163,11 +164,6 @@ impl Volume {
     /// The devices that failed since the volume was opened, or since this was last asked, and that it goes on without.
     pub fn take_lost(&self) -> Vec<LostDevice> {
         std::mem::take(&mut *self.losses.losing.lock())
-    }
-
-    /// How many devices have failed since the volume was opened.
-    pub fn lost_count(&self) -> u64 {
-        self.losses.count()
     }
 
     /// Whether a commit is needed even if nothing else has changed: who was left out has to be seen to be behind.

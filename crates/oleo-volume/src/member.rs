@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use oleo_device::{Device, DeviceError, DeviceStats, Latched};
-use oleo_format::{ByteLen, Corruption, DevId, DevItem, Physical};
+use oleo_format::{ByteLen, Corruption, DevId, DevItem, Generation, Physical};
 use oleo_lock::{Mutex, RwLock, rank};
 use uuid::Uuid;
 
@@ -136,21 +136,38 @@ impl Standing {
     const ALL: [Standing; 4] = [Standing::Sound, Standing::Stale, Standing::Failed, Standing::Missing];
 }
 
-/// The devices behind a member.
-#[derive(Clone, Default)]
-pub(crate) struct Slot {
-    /// `None`: missing.
-    device: Option<Arc<Latched>>,
+/// A device as it is used.
+#[derive(Clone)]
+struct Used {
+    latched: Arc<Latched>,
     /// The same without the latch, for healing: the volume continues if a bad copy stays bad.
-    plain: Option<Arc<dyn Device>>,
-    /// What takes its place.
-    target: Option<Arc<Latched>>,
+    plain: Arc<dyn Device>,
 }
 
-impl Slot {
-    fn of(device: Option<Arc<dyn Device>>) -> Slot {
-        Slot { device: device.clone().map(|d| Arc::new(Latched::new(d))), plain: device, target: None }
+impl Used {
+    fn new(device: Arc<dyn Device>) -> Used {
+        Used { latched: Arc::new(Latched::new(device.clone())), plain: device }
     }
+}
+
+/// The devices behind a member.
+#[derive(Default)]
+struct Slot {
+    /// `None`: missing.
+    device: Option<Used>,
+    /// What takes its place.
+    target: Option<Used>,
+}
+
+/// What is known of a target when it becomes one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TargetIs {
+    /// No superblock names it yet: it gets the next one before the others.
+    New,
+    /// It has what it had when the volume was last in use.
+    Known,
+    /// It may lack something. Its superblock says so, until it is on disk that all is to be copied again ([`Member::trust_target`]).
+    Behind,
 }
 
 /// A device that a member writes to.
@@ -165,7 +182,27 @@ pub(crate) struct Output {
 impl Output {
     /// Whether no superblock names it yet.
     pub fn is_new(&self) -> bool {
-        self.member.is_new_as(self.is_target)
+        let of = if self.is_target { &self.member.target_is_new } else { &self.member.is_new };
+        of.load(Ordering::SeqCst)
+    }
+
+    /// Whether it gets superblocks: what missed writes does not.
+    pub fn takes_supers(&self) -> bool {
+        if self.is_target { !self.member.target_is_behind() } else { self.member.is_sound() }
+    }
+
+    /// The item for its superblock, as the trees of the one on disk have it. The number of a target is 0.
+    pub fn written_item(&self) -> DevItem {
+        self.as_it_is(self.member.settled.lock().written)
+    }
+
+    /// The same of the next superblock.
+    pub fn next_item(&self) -> DevItem {
+        self.as_it_is(self.member.settled.lock().next)
+    }
+
+    fn as_it_is(&self, item: DevItem) -> DevItem {
+        if self.is_target { DevItem { devid: 0.into(), ..item } } else { item }
     }
 
     /// One does now.
@@ -187,12 +224,16 @@ pub(crate) struct Member {
     slot: RwLock<rank::MemberSlot, Slot>,
     standing: AtomicU8,
     pub seed: bool,
+    /// The transaction of the superblock that it was found with.
+    pub found: Generation,
     /// Transactions that its superblock lacked, until it gets one.
     behind: AtomicU64,
     /// No superblock names it yet: it gets the next one before the others.
     is_new: AtomicBool,
     /// The same of its target.
     target_is_new: AtomicBool,
+    /// Its target gets no superblock.
+    target_is_behind: AtomicBool,
     /// The next commit makes its target the device.
     pub finishing: AtomicBool,
     /// Reads prefer others: it is about to go, and may be rotten.
@@ -215,17 +256,24 @@ impl Member {
             uuid: Uuid::from_bytes(item.uuid),
             item: Mutex::new(item),
             settled: Mutex::new(Settled { written: item, next: item }),
-            slot: RwLock::new(Slot::of(device)),
+            slot: RwLock::new(Slot { device: device.map(Used::new), target: None }),
             standing: AtomicU8::new(standing as u8),
             seed,
+            found: Generation(0),
             behind: AtomicU64::new(behind),
             is_new: AtomicBool::new(false),
             target_is_new: AtomicBool::new(false),
+            target_is_behind: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
             avoided: AtomicBool::new(false),
             room_end: AtomicU64::new(u64::MAX),
             counts: Default::default(),
         }
+    }
+
+    /// It has a superblock of this transaction.
+    pub fn found_with(self, generation: Generation) -> Member {
+        Member { found: generation, ..self }
     }
 
     pub fn standing(&self) -> Standing {
@@ -269,12 +317,12 @@ impl Member {
         if !self.is_readable() {
             return None;
         }
-        self.slot.read().device.clone()
+        self.any_device()
     }
 
     /// The same, whatever became of it.
     pub fn any_device(&self) -> Option<Arc<Latched>> {
-        self.slot.read().device.clone()
+        self.slot.read().device.as_ref().map(|used| used.latched.clone())
     }
 
     /// The same without the latch.
@@ -282,48 +330,61 @@ impl Member {
         if !self.is_readable() {
             return None;
         }
-        self.slot.read().plain.clone()
+        self.slot.read().device.as_ref().map(|used| used.plain.clone())
     }
 
     /// What takes its place, if that is on its way.
     pub fn target(&self) -> Option<Arc<Latched>> {
-        self.slot.read().target.clone()
+        self.slot.read().target.as_ref().map(|used| used.latched.clone())
+    }
+
+    /// The same without the latch.
+    pub fn plain_target(&self) -> Option<Arc<dyn Device>> {
+        self.slot.read().target.as_ref().map(|used| used.plain.clone())
     }
 
     /// From now on every write goes there, too.
-    pub fn set_target(&self, target: Option<Arc<dyn Device>>, is_new: bool) {
-        self.target_is_new.store(is_new && target.is_some(), Ordering::SeqCst);
-        self.slot.write().target = target.map(|device| Arc::new(Latched::new(device)));
+    pub fn set_target(&self, target: Arc<dyn Device>, is: TargetIs) {
+        self.target_is_new.store(is == TargetIs::New, Ordering::SeqCst);
+        self.target_is_behind.store(is == TargetIs::Behind, Ordering::SeqCst);
+        self.slot.write().target = Some(Used::new(target));
     }
 
-    /// The target is the device from now on. Returns what was there before.
+    /// No longer.
+    pub fn drop_target(&self) -> Option<Arc<dyn Device>> {
+        let target = self.slot.write().target.take();
+        self.target_is_new.store(false, Ordering::SeqCst);
+        self.target_is_behind.store(false, Ordering::SeqCst);
+        self.finishing.store(false, Ordering::SeqCst);
+        target.map(|used| used.plain)
+    }
+
+    /// Whether its target gets no superblock.
+    pub fn target_is_behind(&self) -> bool {
+        self.target_is_behind.load(Ordering::SeqCst)
+    }
+
+    /// It does again.
+    pub fn trust_target(&self) {
+        self.target_is_behind.store(false, Ordering::SeqCst);
+    }
+
+    /// The target, whose superblock says so by now, is the device from now on. Returns what was there before.
     pub fn take_target(&self) -> Option<Arc<dyn Device>> {
         let mut slot = self.slot.write();
         let target = slot.target.take()?;
-        let before = slot.plain.take();
-        slot.plain = Some(target.clone());
-        slot.device = Some(target);
+        let before = slot.device.replace(target);
         drop(slot);
         self.behind.store(0, Ordering::Relaxed);
         self.set_avoided(false);
         self.set_standing(Standing::Sound);
-        // The superblock there has another number.
-        self.is_new.store(true, Ordering::SeqCst);
+        self.is_new.store(false, Ordering::SeqCst);
         self.target_is_new.store(false, Ordering::SeqCst);
-        before
-    }
-
-    pub fn is_new(&self) -> bool {
-        self.is_new.load(Ordering::SeqCst)
+        before.map(|used| used.plain)
     }
 
     pub fn set_new(&self) {
         self.is_new.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether no superblock names an output yet.
-    pub fn is_new_as(&self, is_target: bool) -> bool {
-        if is_target { self.target_is_new.load(Ordering::SeqCst) } else { self.is_new() }
     }
 
     /// A superblock names it.
@@ -394,10 +455,18 @@ impl Member {
     }
 
     /// All that a write to it goes to: nothing, if it is lost and nothing takes its place.
-    pub fn outputs(self: &Arc<Self>) -> impl Iterator<Item = Output> {
-        let own = self.to_write().ok().map(|device| Output { member: self.clone(), device, is_target: false });
-        let target = self.target().map(|device| Output { member: self.clone(), device, is_target: true });
+    pub fn outputs(self: &Arc<Self>) -> impl Iterator<Item = Output> + use<> {
+        let may = self.is_readable() && !self.seed;
+        let slot = self.slot.read();
+        let output = |used: &Used, is_target| Output { member: self.clone(), device: used.latched.clone(), is_target };
+        let own = slot.device.as_ref().filter(|_| may).map(|used| output(used, false));
+        let target = slot.target.as_ref().map(|used| output(used, true));
         own.into_iter().chain(target)
+    }
+
+    /// What takes its place, to be written to.
+    pub fn target_output(self: &Arc<Self>) -> Option<Output> {
+        self.outputs().find(|output| output.is_target)
     }
 
     /// Bytes that the file system may use: the number in the item, as far as the device is long enough.

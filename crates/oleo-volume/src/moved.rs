@@ -7,14 +7,14 @@
 //! Normal path of [`Volume::read_moved`]: (1) ask where the range lies; (2) read each piece from its first copy, and compare; (3) what does not fit is
 //! read from the others, sector by sector. Bad copies are counted; nothing is healed, since such volumes are not written.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use oleo_format::{BlockGroupFlags, ByteLen, DevId, Incompat, Logical, Physical};
 
 use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
-use crate::member::Count;
+use crate::member::{Count, Member};
 use crate::profile::Profile;
 
 /// A piece of data and where its copies are.
@@ -64,10 +64,16 @@ impl Volume {
         let mut done = 0;
         for placement in self.placements(at, buf.len() as u64)? {
             let len = usize::try_from(placement.len.0).unwrap_or(usize::MAX).min(buf.len() - done);
-            for (nth, sector) in buf[done..done + len].chunks_mut(unit).enumerate() {
+            let piece = &mut buf[done..done + len];
+            // The first copy at one go, if it can be had.
+            let first = placement.copies.first().and_then(|&(devid, place)| Some((self.reader_of(devid).ok()?, place)));
+            let is_read = first.is_some_and(|(member, place)| member.read(place, piece).is_ok());
+            for (nth, sector) in piece.chunks_mut(unit).enumerate() {
                 let from = done + nth * unit;
                 let sum = csums.and_then(|sums| sums.get(from / unit * csum_len..(from / unit + 1) * csum_len));
-                self.read_copy_of(&placement, at + ByteLen(from as u64), (nth * unit) as u64, sector, sum)?;
+                if !is_read || !self.fits(sector, sum) {
+                    self.read_copy_of(&placement, at + ByteLen(from as u64), (nth * unit) as u64, sector, sum)?;
+                }
             }
             done += len;
         }
@@ -75,6 +81,16 @@ impl Volume {
             return Err(VolumeError::Unmapped { at: at + ByteLen(done as u64), len: (buf.len() - done) as u64 });
         }
         Ok(())
+    }
+
+    fn fits(&self, sector: &[u8], sum: Option<&[u8]>) -> bool {
+        sum.is_none_or(|sum| self.rules.csum.csum(sector)[..sum.len()] == *sum)
+    }
+
+    /// A member with this number that can be read.
+    fn reader_of(&self, devid: DevId) -> Result<Arc<Member>, VolumeError> {
+        let readable = self.members_of(devid).into_iter().find(|member| member.is_readable());
+        readable.ok_or(VolumeError::OnMissing { devid })
     }
 
     /// A sector, from the first copy that fits.
@@ -88,14 +104,16 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let mut why = VolumeError::Unmapped { at, len: sector.len() as u64 };
         for (devid, physical) in &placement.copies {
-            let members = self.members_of(*devid);
-            let Some(member) = members.iter().find(|member| member.is_readable()) else {
-                why = VolumeError::OnMissing { devid: *devid };
-                continue;
+            let member = match self.reader_of(*devid) {
+                Ok(member) => member,
+                Err(missing) => {
+                    why = missing;
+                    continue;
+                }
             };
             let Some(place) = physical.0.checked_add(offset) else { continue };
             match member.read(Physical(place), sector) {
-                Ok(()) if sum.is_none_or(|sum| self.rules.csum.csum(sector)[..sum.len()] == *sum) => return Ok(()),
+                Ok(()) if self.fits(sector, sum) => return Ok(()),
                 Ok(()) => {
                     member.count(Count::Corruption);
                     why = VolumeError::DataChecksum { at, devid: *devid };
@@ -113,9 +131,7 @@ impl Volume {
             let len = usize::try_from(placement.len.0).unwrap_or(usize::MAX).min(buf.len() - done);
             let part = &mut buf[done..done + len];
             let (devid, physical) = placement.copies.get(copy).ok_or(VolumeError::Unmapped { at, len: len as u64 })?;
-            let members = self.members_of(*devid);
-            let member = members.iter().find(|member| member.is_readable());
-            member.ok_or(VolumeError::OnMissing { devid: *devid })?.read(*physical, part)?;
+            self.reader_of(*devid)?.read(*physical, part)?;
             done += len;
         }
         if done < buf.len() { Err(VolumeError::Unmapped { at, len: buf.len() as u64 }) } else { Ok(()) }

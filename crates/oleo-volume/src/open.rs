@@ -6,7 +6,8 @@
 //! the map.
 //!
 //! Nothing in an image is trusted before it is checked: the walk is bounded by level and by number of blocks, and no
-//! chunk may overlap another. Opening writes nothing, but for parity that a crash has left wrong, if the volume is opened for writing (`recover`).
+//! chunk may overlap another. Opening for reading writes nothing. Opening for writing puts parity in order that a crash has left wrong (`recover`), and
+//! gives the superblock that it goes by to devices that have another (`level`).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -29,6 +30,7 @@ use crate::losses::{Losses, not_borne};
 use crate::member::{Member, Standing};
 use crate::records::{self, Base};
 use crate::recover::{patches, put_in_order};
+use crate::replace::FoundTarget;
 use crate::rows::{Patches, Rows};
 use crate::supers::{check_features, check_fields, read_copy, read_super};
 use crate::table::Table;
@@ -160,7 +162,10 @@ impl Volume {
                 members.iter().any(|m| m.devid == f.sb.devid() && m.uuid.into_bytes() == f.sb.dev_item.uuid);
             match f.sb.devid() {
                 _ if is_member => {}
-                DevId(0) => volume.targets.lock().push(f.device.clone()),
+                DevId(0) => {
+                    let is_behind = leads_elsewhere(&f.sb, &main);
+                    volume.targets.lock().push(FoundTarget { device: f.device.clone(), is_behind });
+                }
                 devid => {
                     let (name, generation) = (f.device.name(), f.sb.generation());
                     volume.left_out.push(LeftOut { devid, name, generation, why: WhyLeftOut::NotOfVolume });
@@ -297,7 +302,7 @@ impl Found {
     fn member(&self, item: DevItem, main: &SuperBlock) -> Member {
         let seed = self.sb.fsid != main.fsid;
         let behind = if seed { 0 } else { main.generation.get().saturating_sub(self.sb.generation.get()) };
-        Member::new(item, Some(self.device.clone()), seed, behind)
+        Member::new(item, Some(self.device.clone()), seed, behind).found_with(self.sb.generation())
     }
 }
 

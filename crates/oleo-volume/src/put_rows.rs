@@ -236,7 +236,11 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let rows = group.iter().enumerate().filter(|(row, _)| wanted(row)).map(|(_, row)| row);
         let parity = parts.parity.iter().filter(|(row, _)| wanted(row)).map(|(row, parity)| (&group[*row], parity));
-        self.add_rows(writes, rows, parity)
+        self.add_rows(writes, rows, parity)?;
+        for (row, put) in parts.free_rest(group, wanted) {
+            writes.add_to_target(group[row].placed(), &put);
+        }
+        Ok(())
     }
 
     fn add_rows<'w>(

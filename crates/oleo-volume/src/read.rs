@@ -468,10 +468,10 @@ fn parity_sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
     sources
 }
 
-/// Leaves out copies of which nobody can tell whether they are old, if there are others, here or on a device that is not there.
+/// Leaves out copies of which nobody can tell whether they are old, if there are others, here or on a device that is not there. What is on one
+/// device alone was not written while it was away.
 fn without_outdated(placed: &Placed, sources: &mut Vec<Source>) -> Result<(), VolumeError> {
-    let shape = placed.map.profile.shape();
-    if shape.copies == 1 && shape.parities == 0 {
+    if placed.map.profile.losses_max() == 0 {
         return Ok(());
     }
     let outdated = |source: &Source| match source {

@@ -1,15 +1,13 @@
-//! Fills a device again from the others: one that takes another's place, and one that missed writes.
+//! Fills a device that takes another's place with what the other has, or should have.
 //!
 //! Normal path of [`Volume::refill`], for a run of one chunk's stripe on the device: (1) nobody writes to the volume meanwhile (`copying`),
 //! so that nothing that is written is overwritten with what was read before; (2) each stripe unit is read from the first source whose
 //! bytes the caller finds good, sector by sector: the device itself, if it has all, other copies, the rest of the row; parity is computed;
-//! (3) it is written, to the target if the device has one, else to the device.
+//! (3) it is written to the target.
 //!
 //! What nothing names is left out, but for rows with parity of which anything is named: the parity there is that of all bytes.
 //! Invariant: the places of superblocks are left alone.
 //! Locks: `copying`, written, over one run. Crash: the same is done again.
-
-use std::sync::Arc;
 
 use oleo_device::{Device, WriteReq};
 use oleo_format::raid6::sums;
@@ -18,7 +16,7 @@ use oleo_format::{ByteLen, DevId, Logical, SUPER_LEN, SUPER_OFFSETS};
 use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::{Piece, STRIPE_LEN};
-use crate::member::{Member, Output, Standing};
+use crate::losses::Failure;
 use crate::rebuild::{rebuild, ways};
 use crate::table::Placed;
 
@@ -40,6 +38,8 @@ pub struct RefillRun {
     pub devid: DevId,
     /// The start of the chunk.
     pub chunk: Logical,
+    /// Which of the chunk's stripes, which is on the device.
+    pub stripe: usize,
     /// Bytes from the start of the stripe, a multiple of the stripe unit.
     pub from: u64,
     /// Bytes.
@@ -64,37 +64,38 @@ struct Unit {
 }
 
 impl Volume {
-    /// Fills a run of a device again.
+    /// Fills a run of a device's target.
     ///
     /// # Errors
-    /// There is no such chunk, or the device failed.
+    /// There is no such stripe; the device has no target, or it failed, which is the end of it.
     pub fn refill(&self, run: &RefillRun, verify: &dyn Verify) -> Result<Refilled, VolumeError> {
         self.may_write()?;
-        let placed = self.placed(run.chunk)?;
+        let (placed, stripe) = (self.placed(run.chunk)?, run.stripe);
         let _nobody_writes = self.copying.write();
         let mut done = Refilled::default();
+        let on = placed.on.get(stripe).filter(|on| placed.map.start == run.chunk && on.devid == run.devid);
+        let on = on.ok_or(VolumeError::Unmapped { at: run.chunk, len: 1 })?;
+        let output = on.target_output().ok_or(VolumeError::OnMissing { devid: run.devid })?;
         let mut units: Vec<(u64, Vec<u8>)> = Vec::new();
-        let mut member = None;
         let end = run.from.saturating_add(run.len).min(placed.map.stripe_bytes().0);
-        for (stripe, on) in placed.on.iter().enumerate().filter(|(_, on)| on.devid == run.devid) {
-            member = Some(on);
-            for offset in (run.from..end).step_by(STRIPE_LEN as usize) {
-                let len = STRIPE_LEN.min(end - offset);
-                let at = placed.map.physical(stripe, offset).0;
-                let holds_super = |place: &u64| *place < at + len && at < *place + SUPER_LEN as u64;
-                if SUPER_OFFSETS.iter().any(holds_super) || self.is_free_unit(&placed, stripe, offset, len) {
-                    continue;
-                }
-                if let Some(bytes) = self.good_unit(&placed, stripe, offset, len as usize, verify, &mut done) {
-                    units.push((at, bytes));
-                }
+        for offset in (run.from..end).step_by(STRIPE_LEN as usize) {
+            let len = STRIPE_LEN.min(end - offset);
+            let at = placed.map.physical(stripe, offset).0;
+            let holds_super = |place: &u64| *place < at + len && at < *place + SUPER_LEN as u64;
+            if SUPER_OFFSETS.iter().any(holds_super) || self.is_free_unit(&placed, stripe, offset, len) {
+                continue;
+            }
+            if let Some(bytes) = self.good_unit(&placed, stripe, offset, len as usize, verify, &mut done) {
+                units.push((at, bytes));
             }
         }
-        let Some(output) = member.and_then(destination) else { return Ok(done) };
         let parts: Vec<[&[u8]; 1]> = units.iter().map(|(_, bytes)| [bytes.as_slice()]).collect();
         let reqs: Vec<_> = units.iter().zip(&parts).map(|((at, _), parts)| WriteReq { offset: *at, parts }).collect();
         done.written = reqs.iter().map(WriteReq::len).sum();
-        output.device.write_batch(&reqs)?;
+        if let Err(error) = output.device.write_batch(&reqs) {
+            self.bear(vec![Failure::new(&output, error.clone())])?;
+            return Err(error.into());
+        }
         Ok(done)
     }
 
@@ -214,20 +215,6 @@ impl Volume {
             }
         }
     }
-
-    /// A device that missed writes has everything now: it is relied on, and the next commit writes its superblock.
-    ///
-    /// # Errors
-    /// There is no such device.
-    pub fn set_up_to_date(&self, devid: DevId) -> Result<(), VolumeError> {
-        let members = self.members.read();
-        let member = members.iter().find(|m| m.devid == devid).ok_or(VolumeError::OnMissing { devid })?;
-        if member.standing() == Standing::Stale {
-            member.set_standing(Standing::Sound);
-            self.losses.owe();
-        }
-        Ok(())
-    }
 }
 
 /// Where bytes come from.
@@ -235,10 +222,4 @@ impl Volume {
 enum From {
     Stripe(usize),
     Row(crate::rebuild::Lost),
-}
-
-/// What is filled: what takes its place, or itself, if it missed writes.
-fn destination(member: &Arc<Member>) -> Option<Output> {
-    let is_wanted = |output: &Output| output.is_target || member.standing() == Standing::Stale;
-    member.outputs().filter(is_wanted).max_by_key(|output| output.is_target)
 }

@@ -1,40 +1,57 @@
 //! A device that takes another's place, while the volume is in use.
 //!
 //! Normal path: (1) [`Volume::set_target`]: from now on every write to the device goes to its target, too; superblocks as well, with
-//! number 0; (2) what was there before is copied (`refill`); (3) [`Volume::finish_target`]; the next commit's `write_supers` makes the
-//! target the device, while nobody writes: it gets the first superblock, with the number and UUID of the old one, which gets no
+//! number 0; (2) what was there before is copied (`refill`); (3) [`Volume::finish_target`]; the next commit's `write_supers` gives the
+//! target the superblock of the device, with its number and UUID, and makes it the device, while nobody writes; the old one gets no
 //! superblock any more; (4) [`ReplacedDevice::wipe`].
+//!
+//! Parity is of all bytes of a row, those that are of nobody included, so where a part of a row is written, the target gets those, too
+//! (`Parts::free_rest`).
+//!
+//! Used again (volume closed between (1) and (3)): a target whose superblock leads elsewhere than the volume's missed something, nobody
+//! knows what. It gets all writes, but no superblock until whoever copies has it on disk that all is to be copied again
+//! ([`Volume::trust_target`]), so that it is found behind until then, however often a crash comes.
 //!
 //! Crash before the superblock of (3) is durable: the old device is the device. After it, before (4): two devices have the number, and the
 //! newer one counts (`open`).
-//! Errors: a target that fails is given up; the device stays.
+//! Errors: a target that fails is given up, at the superblock of (3), too; the device stays. If it fails later, the old device is not
+//! wiped, though it is no device of the volume any more.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_device::Device;
-use oleo_format::DevId;
+use oleo_format::{DevId, SUPER_OFFSETS, SuperBlock};
 
 use crate::Volume;
-use crate::attach::{DetachedDevice, NewDevice};
+use crate::attach::{Candidate, DetachedDevice, NewDevice};
 use crate::error::VolumeError;
-use crate::member::Member;
+use crate::member::{Member, Output, TargetIs};
 
 /// A device that gave its place to another.
 pub struct ReplacedDevice {
     /// The number that the other has now.
     pub devid: DevId,
+    /// The other is sound. If it is not, this one may be the last that has everything.
+    pub is_done_without: bool,
     device: DetachedDevice,
 }
 
 impl ReplacedDevice {
-    /// As [`DetachedDevice::wipe`].
+    /// As [`DetachedDevice::wipe`]. Nothing, if it is not done without.
     ///
     /// # Errors
     /// As there.
     pub fn wipe(&self) -> Result<(), VolumeError> {
-        self.device.wipe()
+        if self.is_done_without { self.device.wipe() } else { Ok(()) }
     }
+}
+
+/// A device that says that it is about to take another's place.
+pub(crate) struct FoundTarget {
+    pub device: Arc<dyn Device>,
+    /// Its superblock leads elsewhere than the volume's.
+    pub is_behind: bool,
 }
 
 impl Volume {
@@ -43,16 +60,20 @@ impl Volume {
         members.iter().find(|m| m.devid == devid).cloned().ok_or(VolumeError::OnMissing { devid })
     }
 
-    /// Has a new device get all that another gets.
+    /// Whether a device can be replaced by another.
     ///
     /// # Errors
     /// There is no such device, it has a target, or the new one is shorter.
-    pub fn set_target(&self, devid: DevId, new: NewDevice) -> Result<(), VolumeError> {
+    pub fn check_target(&self, devid: DevId, new: &Candidate) -> Result<(), VolumeError> {
+        self.check_target_device(devid, &*new.device)
+    }
+
+    fn check_target_device(&self, devid: DevId, new: &dyn Device) -> Result<(), VolumeError> {
         self.may_write()?;
         let member = self.member(devid)?;
-        let (want, have) = (member.item.lock().total_bytes.get(), new.device.len());
+        let (want, have) = (member.item.lock().total_bytes.get(), new.len());
         if have < want {
-            let name = new.device.name();
+            let name = new.name();
             let what = format!("replacing device {devid}, which has {want} bytes, by {name}, which has {have}");
             return Err(VolumeError::Unsupported { what });
         }
@@ -60,8 +81,18 @@ impl Volume {
             let what = format!("replacing device {devid}, which is a seed or being replaced");
             return Err(VolumeError::Unsupported { what });
         }
+        Ok(())
+    }
+
+    /// Has a new device get all that another gets.
+    ///
+    /// # Errors
+    /// As [`check_target`](Self::check_target).
+    pub fn set_target(&self, devid: DevId, new: NewDevice) -> Result<(), VolumeError> {
+        self.check_target_device(devid, &*new.device)?;
+        let member = self.member(devid)?;
         let _nobody_writes = self.copying.write();
-        member.set_target(Some(new.device), true);
+        member.set_target(new.device, TargetIs::New);
         Ok(())
     }
 
@@ -71,12 +102,16 @@ impl Volume {
     /// There is no such device.
     pub fn resume_target(&self, devid: DevId) -> Result<bool, VolumeError> {
         let member = self.member(devid)?;
-        let Some(target) = self.targets.lock().pop() else { return Ok(member.target().is_some()) };
-        if target.len() < member.item.lock().total_bytes.get() {
+        let Some(FoundTarget { device, is_behind }) = self.targets.lock().pop() else {
+            return Ok(member.target().is_some());
+        };
+        if device.len() < member.item.lock().total_bytes.get() {
             return Ok(false);
         }
+        // Parity that was put in order is in order on the devices alone.
+        let is = if is_behind || self.recovered { TargetIs::Behind } else { TargetIs::Known };
         let _nobody_writes = self.copying.write();
-        member.set_target(Some(target), false);
+        member.set_target(device, is);
         Ok(true)
     }
 
@@ -85,9 +120,17 @@ impl Volume {
         self.member(devid).is_ok_and(|member| member.target().is_some())
     }
 
-    /// Whether parity was put in order when the volume was opened: a target may lack that.
-    pub fn was_recovered(&self) -> bool {
-        self.recovered
+    /// Whether the target of a device may lack something: it gets no superblock until [`trust_target`](Self::trust_target).
+    pub fn target_is_behind(&self, devid: DevId) -> bool {
+        self.member(devid).is_ok_and(|member| member.target_is_behind())
+    }
+
+    /// It is on disk that everything is to be copied to the target of a device again.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn trust_target(&self, devid: DevId) -> Result<(), VolumeError> {
+        self.member(devid).map(|member| member.trust_target())
     }
 
     /// Takes the target away again; its mark is to be wiped.
@@ -97,19 +140,16 @@ impl Volume {
     pub fn drop_target(&self, devid: DevId) -> Result<DetachedDevice, VolumeError> {
         let member = self.member(devid)?;
         let _nobody_writes = self.copying.write();
-        let target = member.target();
-        member.set_target(None, false);
-        member.finishing.store(false, Ordering::SeqCst);
-        Ok(DetachedDevice::of(target.map(|target| target as Arc<dyn Device>)))
+        Ok(DetachedDevice::of(member.drop_target()))
     }
 
     /// With the next commit the target is the device.
     ///
     /// # Errors
-    /// It has none.
+    /// It has none, or one that lacks something.
     pub fn finish_target(&self, devid: DevId) -> Result<(), VolumeError> {
         let member = self.member(devid)?;
-        if member.target().is_none() {
+        if member.target().is_none() || member.target_is_behind() {
             return Err(VolumeError::OnMissing { devid });
         }
         member.finishing.store(true, Ordering::SeqCst);
@@ -120,19 +160,34 @@ impl Volume {
         self.members.read().iter().any(|member| member.finishing.load(Ordering::SeqCst))
     }
 
-    /// Targets that are finished are the devices from now on. Nobody writes meanwhile.
-    pub(crate) fn exchange(&self) {
-        for member in self.members.read().iter().filter(|member| member.finishing.swap(false, Ordering::SeqCst)) {
-            // One that failed a moment ago is no target any more.
-            if member.target().is_some() {
-                let device = DetachedDevice::of(member.take_target());
-                self.replaced.lock().push(ReplacedDevice { devid: member.devid, device });
+    /// Targets that are finished get `sb` as the devices that they are from now on. Nobody writes meanwhile. One that fails at that is none any more, and
+    /// the device stays.
+    pub(crate) fn exchange(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
+        let members = self.members.read().clone();
+        let finishing = members.iter().filter(|member| member.finishing.swap(false, Ordering::SeqCst));
+        // One that failed a moment ago is no target any more.
+        let targets: Vec<Output> = finishing.filter_map(|member| member.target_output()).collect();
+        let devices: Vec<_> = targets.iter().map(|target| target.member.plain_target()).collect();
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &targets, |target| target.member.settled.lock().next)?;
+        self.flush_outputs(&targets)?;
+        for (Output { member, .. }, target) in targets.into_iter().zip(devices) {
+            if member.target().is_none() {
+                // It may say that it is the device; if it cannot even be wiped, the next superblocks tell them apart.
+                let _ = DetachedDevice::of(target).wipe();
+                continue;
             }
+            let device = DetachedDevice::of(member.take_target());
+            self.replaced.lock().push(ReplacedDevice { devid: member.devid, is_done_without: true, device });
         }
+        Ok(())
     }
 
     /// Devices that gave their place to others, with the commits so far.
     pub fn take_replaced(&self) -> Vec<ReplacedDevice> {
-        std::mem::take(&mut *self.replaced.lock())
+        let mut replaced = std::mem::take(&mut *self.replaced.lock());
+        for of in &mut replaced {
+            of.is_done_without = !self.read_only() && self.member(of.devid).is_ok_and(|member| member.is_sound());
+        }
+        replaced
     }
 }

@@ -23,8 +23,8 @@ use crate::records::Records;
 /// Shards: more than threads that write, so that two rarely meet.
 const SHARDS: usize = 64;
 
-/// Bytes that are looked at together when it is asked what is live: the smallest sector.
-pub(crate) const GRAIN: usize = 4096;
+/// Bytes that are looked at together when it is asked what is live, and that one [`Verdict`] is of: the smallest sector.
+pub const GRAIN: usize = 4096;
 /// Rows of which it is known what was written in the present turn; of more it is forgotten.
 const STAMPS_MAX: usize = 1 << 14;
 
@@ -47,7 +47,7 @@ pub enum Verdict {
 
 /// Knows what live sectors should be. Asked while no row is held, so it may read, from the volume that asks, too.
 pub trait Witness: Send + Sync {
-    /// Of bytes that were read at an address: what is known of each 4096 of them, the last of which may be fewer.
+    /// Of bytes that were read at an address: what is known of each [`GRAIN`] of them, the last of which may be fewer.
     fn verdicts(&self, at: Logical, bytes: &[u8]) -> Vec<Verdict>;
 }
 

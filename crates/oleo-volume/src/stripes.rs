@@ -260,6 +260,13 @@ impl Parts {
         }
     }
 
+    /// What the parity of some rows' parts stands for besides the batch and what is live: bytes that are of nobody, but that a device which takes another's place
+    /// lacks where its place was passed over or not reached yet. What is live it has from elsewhere, and verified. After [`finish`](Self::finish).
+    pub fn free_rest<'p>(&'p self, rows: &'p [RowWrite<'_>], wanted: &dyn Fn(&usize) -> bool) -> Vec<(usize, Put<'p>)> {
+        let parts = self.parts.iter().filter(|part| wanted(&part.row));
+        parts.flat_map(|part| part.free_rest(&rows[part.row]).map(|put| (part.row, put))).collect()
+    }
+
     /// The parity of what is on the devices now, in the parts of some rows.
     ///
     /// # Errors
@@ -386,6 +393,36 @@ impl Part {
             columns: self.columns.clone(),
             units: self.units.clone(),
             parity: self.parity.clone(),
+        })
+    }
+
+    /// The runs of grains that the batch does not touch and in which nothing is live, of units whose device is being replaced.
+    fn free_rest<'p>(&'p self, row: &RowWrite<'_>) -> impl Iterator<Item = Put<'p>> {
+        let mut puts = Vec::new();
+        for (unit, bytes) in self.units.iter().enumerate() {
+            let stripe = row.placed.map.rotated(row.row, unit);
+            if row.placed.on[stripe].target().is_none() {
+                continue;
+            }
+            let mut run: Option<(usize, usize)> = None;
+            for grain in self.from / GRAIN..self.to.div_ceil(GRAIN) {
+                let (from, to) = (self.from.max(grain * GRAIN), self.to.min((grain + 1) * GRAIN));
+                let is_touched = row.pieces.iter().any(|p| p.unit == unit && p.from < to && p.end() > from);
+                let is_here = |columns: &&Columns| (columns.from..columns.from + columns.len).contains(&from);
+                let is_live = self.columns.iter().find(is_here).is_some_and(|columns| columns.live.has(unit));
+                match (&mut run, is_touched || is_live) {
+                    (Some(run), false) => run.1 = to,
+                    (None, false) => run = Some((from, to)),
+                    (_, true) => puts.extend(run.take().map(|run| (stripe, run, bytes))),
+                }
+            }
+            puts.extend(run.map(|run| (stripe, run, bytes)));
+        }
+        let (start, base) = (row.row * STRIPE_LEN, self.from);
+        puts.into_iter().map(move |(stripe, (from, to), bytes)| Put {
+            stripe,
+            offset: start + from as u64,
+            bytes: &bytes[from - base..to - base],
         })
     }
 

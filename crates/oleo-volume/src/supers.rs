@@ -13,7 +13,7 @@ use crate::error::VolumeError;
 use oleo_device::Device;
 use oleo_format::{
     CompatRo, Corruption, Incompat, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, SUPER_LEN, SUPER_OFFSETS, SuperBlock,
-    SuperFlags,
+    SuperFlags, super_offsets,
 };
 
 /// Smallest and largest sector in bytes.
@@ -21,8 +21,7 @@ const SECTORSIZE: std::ops::RangeInclusive<u32> = 4096..=65536;
 
 /// The mirrors of a device, as far as it reaches: offset, and the superblock or why it is invalid.
 pub fn read_mirrors(device: &dyn Device) -> Vec<(u64, Result<SuperBlock, VolumeError>)> {
-    let fits = |offset: &u64| offset.checked_add(SUPER_LEN as u64).is_some_and(|end| end <= device.len());
-    SUPER_OFFSETS.into_iter().filter(fits).map(|offset| (offset, read_mirror(device, offset))).collect()
+    super_offsets(device.len()).map(|offset| (offset, read_mirror(device, offset))).collect()
 }
 
 fn read_mirror(device: &dyn Device, offset: u64) -> Result<SuperBlock, VolumeError> {
@@ -148,7 +147,8 @@ pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeE
     if write && sb.flags().contains(SuperFlags::SEEDING) {
         return Err(unsupported(
             "writing to",
-            "a seed device: it can be read, or written to with a device that the kernel has added to it".into(),
+            "a seed device: it can be read, and a volume that is made of it by adding a device can be written to"
+                .into(),
         ));
     }
     Ok(())

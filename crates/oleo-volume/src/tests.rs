@@ -19,6 +19,7 @@ mod crash;
 mod hostile;
 mod lost;
 mod rot;
+mod targets;
 
 const MIB: u64 = 1 << 20;
 const NODESIZE: u32 = 16384;

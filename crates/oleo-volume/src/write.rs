@@ -16,7 +16,7 @@ use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
 use crate::losses::Failure;
-use crate::member::{Count, Output, Settled};
+use crate::member::{Count, Output};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
 use crate::records::Base;
 use crate::stripes::{Put, RowWrites};
@@ -43,18 +43,27 @@ pub(crate) struct Writes<'a> {
 }
 
 impl<'a> Writes<'a> {
+    /// Adds a write to what takes a device's place, alone.
+    pub fn add_to_target(&mut self, placed: &Placed, put: &Put<'a>) {
+        if let Some(output) = placed.on[put.stripe].target_output() {
+            self.add_to(output, placed, put);
+        }
+    }
+
+    fn add_to(&mut self, output: Output, placed: &Placed, put: &Put<'a>) {
+        let key = (output.member.devid.0, output.is_target);
+        let writes = self.by_device.entry(key).or_insert_with(|| (output, Vec::new()));
+        writes.1.push((placed.map.physical(put.stripe, put.offset).0, put.bytes));
+        self.bytes += put.bytes.len() as u64;
+    }
+
     /// Adds a write. It is left out where the device is lost: the caller has made sure that the bytes are elsewhere ([`can_write`]).
     pub fn add(&mut self, placed: &Placed, put: &Put<'a>) -> Result<(), VolumeError> {
         let member = &placed.on[put.stripe];
         if member.seed {
             return Err(VolumeError::ReadOnly);
         }
-        for output in member.outputs() {
-            let key = (member.devid.0, output.is_target);
-            let writes = self.by_device.entry(key).or_insert_with(|| (output, Vec::new()));
-            writes.1.push((placed.map.physical(put.stripe, put.offset).0, put.bytes));
-            self.bytes += put.bytes.len() as u64;
-        }
+        member.outputs().for_each(|output| self.add_to(output, placed, put));
         Ok(())
     }
 }
@@ -171,12 +180,11 @@ impl Volume {
         }
         let members = self.members.read().clone();
         let targets = members.iter().filter_map(|member| member.target());
-        let devices: Vec<_> = members.iter().filter_map(|member| member.any_device()).chain(targets).collect();
+        let devices = members.iter().filter_map(|member| member.any_device()).chain(targets);
+        // What failed before was told, and the volume does without it.
+        let devices: Vec<_> = devices.filter(|device| device.failure().is_none()).collect();
         let done: Vec<_> = devices.iter().map(|device| device.release()).collect();
-        // What failed was told, and the volume does without it.
-        let failed = |device: &Arc<Latched>| device.failure().is_some();
-        let mut done = done.into_iter().zip(&devices).filter(|(done, device)| done.is_ok() || !failed(device));
-        done.try_for_each(|(done, _)| done).map_err(|e| self.stop(e))
+        done.into_iter().collect::<Result<(), _>>().map_err(|e| self.stop(e))
     }
 
     /// Sees to it that nothing that is written from now on survives a crash that loses something written before. With one device its own
@@ -204,16 +212,16 @@ impl Volume {
         let _nobody_writes = finishing.then(|| self.copying.write());
         self.barrier()?;
         if finishing {
-            self.exchange();
+            self.exchange(sb)?;
         }
         let (new, known): (Vec<_>, Vec<_>) = self.outputs().into_iter().partition(Output::is_new);
         // A superblock that names a device comes after that device's own: the other way round a crash leaves a volume with a device that
         // nobody can recognise.
         if !new.is_empty() {
-            self.write_mirrors(sb, &SUPER_OFFSETS[..1], &new, |settled| settled.next)?;
+            self.write_mirrors(sb, &SUPER_OFFSETS[..1], &new, Output::next_item)?;
             self.flush_outputs(&new)?;
         }
-        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &known, |settled| settled.next)?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &known, Output::next_item)?;
         self.flush()?;
         self.rows.records.lock().bases = [sb.into(), Base::default()];
         *self.super_block.write() = *sb;
@@ -225,7 +233,7 @@ impl Volume {
             settled.written = settled.next;
         }
         self.losses.superblock_written(losses);
-        self.write_mirrors(sb, &SUPER_OFFSETS[1..], &self.outputs(), |settled| settled.written)
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..], &self.outputs(), Output::written_item)
     }
 
     /// Makes `sb`, the superblock on disk with the root of a log in it, the first mirror of every device: barrier, first
@@ -233,29 +241,27 @@ impl Volume {
     pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         self.barrier()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &self.known_outputs(), |settled| settled.written)?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], &self.known_outputs(), Output::written_item)?;
         self.flush()
     }
 
     /// Writes `sb` to all mirrors but the first; durable after the next flush.
     pub fn write_other_mirrors(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[1..], &self.known_outputs(), |settled| settled.written)
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..], &self.known_outputs(), Output::written_item)
     }
 
-    /// Writes some mirrors, with the item of each device that the trees of this superblock have. What missed writes gets none: its
+    /// Writes some mirrors, with the `item` of each device that the trees of this superblock have. What missed writes gets none: its
     /// superblock says so.
     pub(crate) fn write_mirrors(
         &self,
         sb: &SuperBlock,
         mirrors: &[u64],
         on: &[Output],
-        item: impl Fn(&Settled) -> DevItem,
+        item: impl Fn(&Output) -> DevItem,
     ) -> Result<(), VolumeError> {
         let one = |output: &Output| -> Result<(), Failure> {
-            let member = &output.member;
-            let item = item(&member.settled.lock());
-            let item = if output.is_target { target_item(&item) } else { item };
+            let item = item(output);
             let total = item.total_bytes.get().min(output.device.len());
             let bytes = |&at: &u64| SuperBlock { dev_item: item, ..*sb }.to_bytes(at);
             let fit = mirrors.iter().filter(|&&at| at + (SUPER_LEN as u64) < total);
@@ -265,8 +271,7 @@ impl Volume {
             }
             Ok(())
         };
-        let sound = on.iter().filter(|output| output.is_target || output.member.is_sound());
-        self.bear(failures(sound.map(one).collect()))
+        self.bear(failures(on.iter().filter(|output| output.takes_supers()).map(one).collect()))
     }
 
     /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their total
@@ -367,11 +372,6 @@ impl Volume {
 
 fn failures(results: Vec<Result<(), Failure>>) -> Vec<Failure> {
     results.into_iter().filter_map(Result::err).collect()
-}
-
-/// The item in the superblock of a device that is about to take another's place: its number is 0 until it has.
-fn target_item(of: &DevItem) -> DevItem {
-    DevItem { devid: 0.into(), ..*of }
 }
 
 /// How many threads one large write of a device is worth. Counted once: the standard library reads files of the system to find out.

@@ -1,12 +1,12 @@
 //! What goes on beside the users of an image without being asked for: commits, write-back, cleaning, balances, scrubs. A mount has it, and
 //! [`Image::start_background`] gives it to any program.
 //!
-//! Five threads: *commit* writes everything to disk every [`commit_interval`](BackgroundOptions::commit_interval) while there is
+//! Six threads: *commit* writes everything to disk every [`commit_interval`](BackgroundOptions::commit_interval) while there is
 //! something to write, and commits as soon as more inodes are dirty than should be, so that operations seldom have to;
 //! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
 //! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between; first of all it
 //! counts quota groups, where that was cut short; *balance* runs balances that are asked for, and resumes one that was cut short
-//! if it is to; *replace* does the same for the replacement of a device; *scrub* runs scrubs that are asked for.
+//! if it is to; *replace* does the same for the replacement of a device, always; *scrub* runs scrubs that are asked for.
 //!
 //! Stopping: the threads are asked to end and waited for; each looks at least every half second. What they did not get to do, the
 //! next commit does, or (cleaning) [`Image::clean`] or the next opening. Locks: none; the first error waits in a channel of one
@@ -387,6 +387,15 @@ impl Worker {
         let _ = replacer.resume();
         while !self.wait(LOOK_UP) {
             if !replacer.is_wanted() {
+                // Its target may have failed.
+                if !self.fs.engine().volume().read_only()
+                    && let Err(error) = replacer.begin_anew()
+                {
+                    self.failed(BackgroundTask::Replace, error);
+                    if self.wait(AFTER_ERROR) {
+                        return;
+                    }
+                }
                 continue;
             }
             if let Err(error) = replacer.run()

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use oleo_device::FileOptions;
 use oleo_format::{BlockGroupFlags, DevId, SuperFlags};
-use oleo_volume::{ChunkMap, NewDevice};
+use oleo_volume::{Candidate, ChunkMap};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Place, PlaceOptions, open_named};
@@ -33,6 +33,25 @@ impl WhichDevice {
             Err(_) => WhichDevice::Place(text.to_owned()),
         }
     }
+
+    /// The same for another process, which may be in another directory.
+    ///
+    /// # Errors
+    /// It is no place.
+    pub fn absolute(self) -> Result<WhichDevice> {
+        Ok(match self {
+            WhichDevice::Place(name) => WhichDevice::Place(absolute(name.as_ref())?),
+            other => other,
+        })
+    }
+}
+
+/// The name of a place for another process, which may be in another directory.
+///
+/// # Errors
+/// It is no place.
+pub fn absolute(name: &Path) -> Result<String> {
+    Ok(Place::parse(name)?.absolute().display().to_string())
 }
 
 /// How a device is added.
@@ -63,7 +82,7 @@ impl Image {
     /// It is in use, holds something (unless `force`), is too small, or cannot be written to; or a balance is under way.
     pub fn device_add(&self, name: impl AsRef<Path>, options: &AddOptions) -> Result<DevId> {
         let name = name.as_ref();
-        self.prepare_device(name, options).and_then(|new| Ok(self.members().add(new)?)).map_err(|e| e.of_image(name))
+        self.candidate(name, options).and_then(|new| Ok(self.members().add(new)?)).map_err(|e| e.of_image(name))
     }
 
     /// Makes a new volume of a seed: it has all that the seed has, which stays as it is, and what is written goes to the new device. It is on
@@ -95,8 +114,8 @@ impl Image {
         self.volume().super_block().flags().contains(SuperFlags::SEEDING)
     }
 
-    /// Opens and wipes a device that is to become part of the volume.
-    pub(crate) fn prepare_device(&self, name: &Path, options: &AddOptions) -> Result<NewDevice> {
+    /// Opens a device that is to become part of the volume. Nothing is done to it yet.
+    fn candidate(&self, name: &Path, options: &AddOptions) -> Result<Candidate> {
         if self.volume().read_only() {
             return Err(Error::refused(oleo_fs::errno::EROFS, "the volume is open for reading only"));
         }
@@ -110,7 +129,7 @@ impl Image {
             return Err(Error::refused(oleo_fs::errno::EEXIST, format!("holds {what}")).with_hint(Hint::Overwrite));
         }
         let uuid = self.fs().options().uuids.fresh();
-        Ok(NewDevice::prepare(device, uuid, options.discard)?)
+        Ok(Candidate::new(device, uuid, options.discard)?)
     }
 
     /// Moves everything away from a device and takes it out of the volume. `avoid_reading`: read what is on it from other copies, where
@@ -137,17 +156,7 @@ impl Image {
     ) -> Result<()> {
         let (source, name) = (self.device_number(source)?, name.as_ref());
         let start = |new| Ok(self.replacer().start(source, new, avoid_reading)?);
-        self.prepare_device(name, options).and_then(start).map_err(|e| e.of_image(name))
-    }
-
-    /// Brings a device that missed writes up to date from the others; returns how many bytes were written. It is relied on from then on. What
-    /// no other device has good is no better there.
-    ///
-    /// # Errors
-    /// There is no such device, or one failed.
-    pub fn device_resync(&self, devid: DevId) -> Result<u64> {
-        let done = oleo_jobs::resync(self.fs(), devid, &|_| (), &|| true)?;
-        Ok(done.map_or(0, |done| done.written))
+        self.candidate(name, options).and_then(start).map_err(|e| e.of_image(name))
     }
 
     /// The number of a device.

@@ -138,7 +138,7 @@ impl Image {
             other => other?,
         };
         if options.writes() {
-            replacer.note_lost_target()?;
+            replacer.begin_anew()?;
         }
         let (on_notice, replacer) = (options.on_notice.clone(), Arc::new(replacer));
         let scrubber = Arc::new(Scrubber::new(&fs));

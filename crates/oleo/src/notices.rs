@@ -1,4 +1,5 @@
-//! What is to be said of the devices of a volume: which are missing, missed writes, or failed, and which are not used.
+//! What whoever opened a volume is told of its devices, a line of text for each: at the opening, which are missing, which missed writes, and which were
+//! named and are not used; later on, which failed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub(crate) fn of_opened(volume: &Volume, tell: &OnNotice) {
         let (name, devid) = (&device.name, device.devid);
         tell.tell(&match device.why {
             WhyLeftOut::Outdated => format!("{name} is not used: another device {devid} is newer"),
-            _ => format!("{name} is not used: the volume has no such device {devid}"),
+            _ => format!("{name} is not used: it says that it is device {devid} of the volume, which has none"),
         });
     }
     for device in volume.devices() {
@@ -46,7 +47,7 @@ pub(crate) fn of_opened(volume: &Volume, tell: &OnNotice) {
         } else if device.behind > 1 {
             let behind = device.behind;
             tell.tell(&format!(
-                "device {devid} ({name}) missed {behind} transactions and is not relied on: `oleo scrub start` brings it up to date"
+                "device {devid} ({name}) missed {behind} transactions and is not relied on: `oleo scrub start` brings it up to date while the volume is not mounted"
             ));
         }
     }

@@ -305,6 +305,7 @@ impl Balancer {
             state.phase = Phase::Running;
             state.args.clone().unwrap_or_default()
         };
+        let _ran = Ran(self);
         let watch = Watch { balancer: self, began: Instant::now() };
         let mut left = args.clone();
         let worked = run::run(&self.fs, &args, &watch, &mut left);
@@ -437,6 +438,22 @@ impl Balancer {
         }
         let _busy = Busy(self);
         work(&|| !self.state.lock().stopping)
+    }
+}
+
+/// A run. Where it panics, the balance is paused, as its item on disk says, and whoever waits for its end goes on.
+struct Ran<'a>(&'a Balancer);
+
+impl Drop for Ran<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        if state.phase == Phase::Running {
+            (state.phase, state.stop_request) = (Phase::Paused, None);
+            let text = "the balance panicked, which is a bug".to_owned();
+            state.end = Some(BalanceEnd::Failed { errno: errno::EIO, kind: ErrorKind::Device, text });
+            drop(state);
+            self.0.changed.notify_all();
+        }
     }
 }
 

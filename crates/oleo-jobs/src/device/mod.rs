@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use oleo_format::{ByteLen, DevId};
 use oleo_fs::{Fs, errno};
-use oleo_volume::{NewDevice, Profile};
+use oleo_txn::devices::replace_state::{STARTED, SUSPENDED};
+use oleo_volume::{Candidate, Profile};
 use serde::{Deserialize, Serialize};
 
 use crate::vacate::{Watch, behind, empty};
 use crate::{Balancer, JobError};
 
-pub use replace::{ReplaceState, ReplaceStatus, Replacer, resync};
+pub use replace::{ReplaceState, ReplaceStatus, Replacer};
 
 /// How often a device is emptied: each time but the first there was a chunk that was being made when it began.
 const ROUNDS_MAX: u32 = 8;
@@ -94,12 +95,15 @@ impl Members {
         }
     }
 
-    /// Makes a device part of the volume; returns its number. It is on disk when this returns.
+    /// Makes a device part of the volume; returns its number. It is on disk when this returns. Nothing is done to the device before all else is
+    /// sure.
     ///
     /// # Errors
-    /// A balance is under way, or the volume cannot be written to.
-    pub fn add(&self, new: NewDevice) -> Result<DevId, JobError> {
+    /// A balance is under way, the volume cannot be written to, or the device fails.
+    pub fn add(&self, new: Candidate) -> Result<DevId, JobError> {
         self.balancer.exclusively("adding a device", |_| {
+            self.fs.engine().volume().can_attach()?;
+            let new = new.prepare()?;
             let devid = self.fs.engine().stage(|staged| staged.add_device(new))?;
             self.fs.sync()?;
             Ok(devid)
@@ -157,12 +161,19 @@ impl Members {
         Err(JobError::refused(errno::EBUSY, format!("new chunks keep being placed on device {devid}")))
     }
 
-    /// Refuses if a profile that is in use could not be had.
+    /// Refuses if a profile that is in use could not be had, or if the device is being replaced.
     fn is_possible_without(&self, devid: DevId) -> Result<(), JobError> {
         let volume = self.fs.engine().volume();
         let devices = volume.devices();
         if !devices.iter().any(|device| device.devid == devid) {
             return Err(JobError::refused(errno::ENODEV, format!("there is no device {devid}")));
+        }
+        let replaced = self.fs.engine().replace_item()?;
+        let goes_on = |state: u64| matches!(state, STARTED | SUSPENDED);
+        if replaced.is_some_and(|item| item.src_devid.get() == devid.0 && goes_on(item.replace_state.get())) {
+            let text =
+                format!("device {devid} is being replaced: `oleo replace resume` or `oleo replace cancel` first");
+            return Err(JobError::refused(errno::EBUSY, text));
         }
         let stays =
             |d: &&oleo_volume::DeviceInfo| d.devid != devid && !d.seed && !d.missing && !d.failed && d.behind <= 1;

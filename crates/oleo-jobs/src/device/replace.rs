@@ -8,9 +8,14 @@
 //! ```text
 //!        start              run                 end, cancel
 //!  Idle -------> Wanted -----------> Running --------------> Idle
-//!                  ^                   | stop, error
+//!                  ^                   | stop, error, panic
 //!                  +---- resume --- Suspended <--- opened with an item on disk
 //! ```
+//! While one is being started or cancelled, it is `Asked`, and nobody else changes it.
+//!
+//! A target that failed, or that is found behind when the volume is opened again (`Volume::resume_target`), may lack anything: the cursor
+//! goes back to the beginning, on disk before the target gets another superblock ([`Replacer::begin_anew`]).
+//!
 //! The kernel goes on with ours from the cursor, and we with its. Chunks with parity are copied again from the start of each: what a crash
 //! left beside live sectors of a row differs on the two devices.
 //! Locks: `state`, a leaf. Nothing else moves groups meanwhile (`Balancer::exclusively`).
@@ -24,7 +29,7 @@ use oleo_format::{BlockGroupFlags, ByteLen, DevId, DevReplaceItem, ItemType, Key
 use oleo_fs::{Fs, errno};
 use oleo_lock::{Mutex, rank};
 use oleo_txn::devices::replace_state::{CANCELLED, FINISHED, STARTED, SUSPENDED};
-use oleo_volume::{ChunkMap, NewDevice, RefillRun, Refilled, Verify, VolumeError};
+use oleo_volume::{Candidate, ChunkMap, RefillRun, Refilled, Verify, VolumeError};
 use serde::{Deserialize, Serialize};
 
 use crate::{Balancer, JobError};
@@ -35,6 +40,9 @@ const RUN_LEN: u64 = 1 << 20;
 const CURSOR_EVERY: Duration = Duration::from_secs(5);
 /// How often whoever cancels looks whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// What became of it.
+const TARGET_FAILED: &str =
+    "the device that was to take the other's place failed; it is left as it is, and the other stays";
 /// `cont_reading_from_srcdev_mode`: read from the device itself, or only from it if there is nothing else (values of the format
 /// documentation).
 const MODE_ALWAYS: u64 = 0;
@@ -86,9 +94,21 @@ pub struct ReplaceStatus {
 enum Phase {
     #[default]
     Idle,
+    /// It is being started or cancelled.
+    Asked,
     Wanted,
     Running,
     Suspended,
+}
+
+impl Phase {
+    /// What an item on disk means when nobody works at it.
+    fn of(item: &DevReplaceItem) -> Phase {
+        match item.replace_state.get() {
+            STARTED | SUSPENDED => Phase::Suspended,
+            _ => Phase::Idle,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -115,6 +135,18 @@ enum Outcome {
     Stopped,
 }
 
+/// Whoever has the replacement for himself, in the phases `Asked` and `Running`. Dropped, it is in the phase `then`, in a panic, too.
+struct Turn<'a> {
+    of: &'a Replacer,
+    then: Phase,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.of.state.lock().phase = self.then;
+    }
+}
+
 impl Replacer {
     /// For an open file system. A replacement that was interrupted is found suspended.
     ///
@@ -122,9 +154,7 @@ impl Replacer {
     /// The device tree cannot be read.
     pub fn new(fs: &Fs, balancer: Arc<Balancer>) -> Result<Replacer, JobError> {
         let item = fs.engine().replace_item()?.unwrap_or_default();
-        let under_way = matches!(item.replace_state.get(), STARTED | SUSPENDED);
-        let phase = if under_way { Phase::Suspended } else { Phase::Idle };
-        let state = State { phase, item, ..State::default() };
+        let state = State { phase: Phase::of(&item), item, ..State::default() };
         Ok(Replacer { fs: fs.clone(), balancer, state: Mutex::new(state) })
     }
 
@@ -133,20 +163,41 @@ impl Replacer {
         Replacer { fs: fs.clone(), balancer, state: Mutex::default() }
     }
 
-    /// For a volume that was opened for changes without the target of a replacement: what is written now it lacks, so all is to be copied
-    /// again.
+    /// If the target is not there, or may lack something, all is to be copied again: that is on disk when this returns. For a volume that was opened
+    /// for changes, before anything else; and where a target may have failed since. Nothing if somebody works at it.
     ///
     /// # Errors
     /// A device failed.
-    pub fn note_lost_target(&self) -> Result<(), JobError> {
-        let mut item = self.state.lock().item;
+    pub fn begin_anew(&self) -> Result<(), JobError> {
+        let (turn, mut item) = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Suspended {
+                return Ok(());
+            }
+            state.phase = Phase::Asked;
+            (Turn { of: self, then: Phase::Suspended }, state.item)
+        };
+        let done = self.put_beginning(&mut item);
+        drop(turn);
+        done
+    }
+
+    fn put_beginning(&self, item: &mut DevReplaceItem) -> Result<(), JobError> {
         let source = DevId(item.src_devid.get());
-        if self.state.lock().phase != Phase::Suspended || self.fs.engine().volume().has_target(source) {
+        let volume = self.fs.engine().volume();
+        let is_behind = volume.target_is_behind(source);
+        if volume.has_target(source) && !is_behind {
             return Ok(());
         }
-        (item.cursor_left, item.cursor_right) = (0.into(), 0.into());
-        item.replace_state = SUSPENDED.into();
-        self.put(&item)
+        if item.cursor_left.get() != 0 || item.cursor_right.get() != 0 {
+            (item.cursor_left, item.cursor_right) = (0.into(), 0.into());
+            item.replace_state = SUSPENDED.into();
+            self.put(item)?;
+        }
+        if is_behind {
+            volume.trust_target(source)?;
+        }
+        Ok(())
     }
 
     /// How it is.
@@ -156,10 +207,10 @@ impl Replacer {
         let source = item.src_devid.get();
         let shown = match (state.phase, item.replace_state.get()) {
             (Phase::Wanted | Phase::Running, _) => ReplaceState::Started,
-            (Phase::Suspended, _) => ReplaceState::Suspended,
-            (Phase::Idle, FINISHED) => ReplaceState::Finished,
-            (Phase::Idle, CANCELLED) => ReplaceState::Cancelled,
-            (Phase::Idle, _) => ReplaceState::Never,
+            (Phase::Suspended, _) | (Phase::Asked, STARTED | SUSPENDED) => ReplaceState::Suspended,
+            (Phase::Idle | Phase::Asked, FINISHED) => ReplaceState::Finished,
+            (Phase::Idle | Phase::Asked, CANCELLED) => ReplaceState::Cancelled,
+            (Phase::Idle | Phase::Asked, _) => ReplaceState::Never,
         };
         let status = ReplaceStatus {
             state: shown,
@@ -179,29 +230,36 @@ impl Replacer {
         ReplaceStatus { target, ..status }
     }
 
-    /// Has a new device take another's place. It is on disk when this returns, and [`Replacer::run`] does it. `avoid_reading`: read from
-    /// other copies, where there are some.
+    /// Has a new device take another's place. It is on disk when this returns, and [`Replacer::run`] does it. Nothing is done to the new device
+    /// before all else is sure. `avoid_reading`: read from other copies, where there are some.
     ///
     /// # Errors
-    /// There is no such device, the new one is too short, or something of the kind is under way.
-    pub fn start(&self, source: DevId, new: NewDevice, avoid_reading: bool) -> Result<(), JobError> {
-        if self.state.lock().phase != Phase::Idle {
-            return Err(JobError::refused(errno::EINPROGRESS, "a device is being replaced"));
-        }
-        let now = u64::try_from(self.fs.options().clock.now().sec).unwrap_or(0);
+    /// There is no such device, the new one is too short or fails, or something of the kind is under way.
+    pub fn start(&self, source: DevId, new: Candidate, avoid_reading: bool) -> Result<(), JobError> {
+        let mut turn = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Idle {
+                return Err(JobError::refused(errno::EINPROGRESS, "a device is being replaced"));
+            }
+            state.phase = Phase::Asked;
+            Turn { of: self, then: Phase::Idle }
+        };
         let item = DevReplaceItem {
             src_devid: source.0.into(),
             cont_reading_from_srcdev_mode: (if avoid_reading { MODE_AVOID } else { MODE_ALWAYS }).into(),
             replace_state: STARTED.into(),
-            time_started: now.into(),
+            time_started: self.now().into(),
             ..DevReplaceItem::default()
         };
         self.balancer.exclusively("replacing a device", |_| {
-            self.fs.engine().stage(|staged| staged.start_replace(new, &item))?;
+            let engine = self.fs.engine();
+            engine.volume().check_target(source, &new)?;
+            let new = new.prepare()?;
+            engine.stage(|staged| staged.start_replace(new, &item))?;
             Ok(self.fs.sync().map(drop)?)
         })?;
-        let mut state = self.state.lock();
-        *state = State { phase: Phase::Wanted, item, ..State::default() };
+        *self.state.lock() = State { phase: Phase::Asked, item, ..State::default() };
+        turn.then = Phase::Wanted;
         Ok(())
     }
 
@@ -210,17 +268,15 @@ impl Replacer {
     /// # Errors
     /// There is none, or the target is not there.
     pub fn resume(&self) -> Result<(), JobError> {
-        let (phase, source) = {
-            let state = self.state.lock();
-            (state.phase, DevId(state.item.src_devid.get()))
-        };
-        if phase != Phase::Suspended {
+        let source = DevId(self.state.lock().item.src_devid.get());
+        let has_target = self.has_target(source);
+        let mut state = self.state.lock();
+        if state.phase != Phase::Suspended || state.item.src_devid.get() != source.0 {
             return Err(JobError::refused(errno::ENOTCONN, "no replacement was interrupted"));
         }
-        if !self.has_target(source) {
+        if !has_target {
             return Err(JobError::refused(errno::ENODEV, "the device that is to take the other's place is not there"));
         }
-        let mut state = self.state.lock();
         (state.phase, state.stop, state.cancel, state.failure) = (Phase::Wanted, false, false, None);
         Ok(())
     }
@@ -239,13 +295,14 @@ impl Replacer {
     /// # Errors
     /// It failed, and is suspended; or a balance is under way: it is still wanted then.
     pub fn run(&self) -> Result<(), JobError> {
-        {
+        let mut turn = {
             let mut state = self.state.lock();
             if state.phase != Phase::Wanted {
                 return Ok(());
             }
             state.phase = Phase::Running;
-        }
+            Turn { of: self, then: Phase::Suspended }
+        };
         let mut began = false;
         let ended = self.balancer.exclusively("replacing a device", |goes_on| {
             began = true;
@@ -257,14 +314,30 @@ impl Replacer {
                 !stopped && goes_on()
             })
         });
-        let mut state = self.state.lock();
         match &ended {
-            Ok(Outcome::Done) => state.phase = Phase::Idle,
-            Ok(Outcome::Stopped) => state.phase = Phase::Suspended,
-            Err(_) if !began => state.phase = Phase::Wanted,
-            Err(error) => (state.phase, state.failure) = (Phase::Suspended, Some(error.to_string())),
+            Ok(Outcome::Done) => turn.then = Phase::Idle,
+            Ok(Outcome::Stopped) => {}
+            Err(_) if !began => turn.then = Phase::Wanted,
+            Err(error) => turn.then = self.note_failure(error),
         }
         ended.map(drop)
+    }
+
+    /// Returns the phase that follows.
+    fn note_failure(&self, error: &JobError) -> Phase {
+        let mut item = {
+            let mut state = self.state.lock();
+            state.failure = Some(error.to_string());
+            state.item
+        };
+        let phase = Phase::of(&item);
+        if phase == Phase::Suspended && !self.has_target(DevId(item.src_devid.get())) {
+            item.num_write_errors = item.num_write_errors.get().saturating_add(1).into();
+            (item.cursor_left, item.cursor_right, item.replace_state) = (0.into(), 0.into(), SUSPENDED.into());
+            // If even that fails, the target is found behind by its superblock.
+            let _ = self.put(&item);
+        }
+        phase
     }
 
     /// Stops it without waiting; it can be resumed, here or by the kernel.
@@ -277,17 +350,20 @@ impl Replacer {
     /// # Errors
     /// There is none.
     pub fn cancel(&self) -> Result<(), JobError> {
-        loop {
+        let (mut turn, mut item) = loop {
             let mut state = self.state.lock();
             match state.phase {
                 Phase::Idle => return Err(JobError::refused(errno::ENOTCONN, "no device is being replaced")),
                 Phase::Running => state.cancel = true,
-                Phase::Wanted | Phase::Suspended => break,
+                Phase::Asked => {}
+                Phase::Wanted | Phase::Suspended => {
+                    (state.phase, state.cancel) = (Phase::Asked, false);
+                    break (Turn { of: self, then: Phase::Suspended }, state.item);
+                }
             }
             drop(state);
             std::thread::sleep(LOOK_EVERY);
-        }
-        let mut item = self.state.lock().item;
+        };
         item.replace_state = CANCELLED.into();
         item.time_stopped = self.now().into();
         self.put(&item)?;
@@ -298,8 +374,7 @@ impl Replacer {
             let _ = target.wipe();
         }
         let _ = volume.avoid(source, false);
-        let mut state = self.state.lock();
-        (state.phase, state.cancel) = (Phase::Idle, false);
+        turn.then = Phase::Idle;
         Ok(())
     }
 
@@ -323,30 +398,29 @@ impl Replacer {
         volume.avoid(source, item.cont_reading_from_srcdev_mode.get() == MODE_AVOID)?;
         // What is there by now has its place on disk.
         self.fs.sync()?;
-        let mut cursor = if volume.was_recovered() { 0 } else { item.cursor_left.get() };
+        let mut cursor = item.cursor_left.get();
         let mut written_down = Instant::now();
         let resumed_at = cursor;
         // Chunks with parity below the cursor come first.
-        for (_, chunk) in self.on(source).into_iter().filter(|(at, c)| *at < resumed_at && is_parity(c)) {
-            if self.copy_chunk(source, &chunk, &mut item, goes_on)?.is_none() {
+        for part in self.on(source).into_iter().filter(|part| part.at < resumed_at && part.chunk.profile.has_parity()) {
+            if self.copy_part(source, &part, &mut item, goes_on)?.is_none() {
                 return Ok(Outcome::Stopped);
             }
         }
         loop {
-            let chunks = self.on(source);
-            let ends = |(at, chunk): &(u64, Arc<ChunkMap>)| at + chunk.stripe_bytes().0;
-            let all = chunks.iter().map(|(_, chunk)| chunk.stripe_bytes().0).sum();
-            let done = chunks.iter().filter(|chunk| ends(chunk) <= cursor).map(|(_, c)| c.stripe_bytes().0).sum();
+            let parts = self.on(source);
+            let all = parts.iter().map(Part::len).sum();
+            let done = parts.iter().filter(|part| part.end() <= cursor).map(Part::len).sum();
             {
                 let mut state = self.state.lock();
                 (state.all, state.done) = (all, done);
             }
-            let Some(next) = chunks.iter().find(|chunk| ends(chunk) > cursor) else { break };
-            let Some(()) = self.copy_chunk(source, &next.1, &mut item, goes_on)? else {
+            let Some(next) = parts.iter().find(|part| part.end() > cursor) else { break };
+            let Some(()) = self.copy_part(source, next, &mut item, goes_on)? else {
                 self.put(&item)?;
                 return Ok(Outcome::Stopped);
             };
-            cursor = ends(next);
+            cursor = next.end();
             item.cursor_left = cursor.into();
             if written_down.elapsed() >= CURSOR_EVERY {
                 self.put(&item)?;
@@ -357,43 +431,51 @@ impl Replacer {
         item.time_stopped = self.now().into();
         self.fs.engine().stage(|staged| staged.finish_replace(&item))?;
         self.fs.sync()?;
+        let replaced = volume.take_replaced();
+        let Some(old) = replaced.iter().find(|of| of.devid == source) else {
+            return Err(JobError::refused(errno::EIO, TARGET_FAILED));
+        };
+        // It is on disk, and no way back.
         self.state.lock().item = item;
-        for replaced in volume.take_replaced() {
-            // It may be broken; the newer one counts.
-            let _ = replaced.wipe();
+        if !old.is_done_without {
+            let text = "the new device failed as soon as it had taken the other's place; the old one is left as it is";
+            return Err(JobError::refused(errno::EIO, text));
         }
+        // It may be broken; the newer one counts.
+        let _ = old.wipe();
         Ok(Outcome::Done)
     }
 
-    /// The chunks on a device by their places there.
-    fn on(&self, devid: DevId) -> Vec<(u64, Arc<ChunkMap>)> {
+    /// The parts of chunks on a device by their places there.
+    fn on(&self, devid: DevId) -> Vec<Part> {
         let chunks = self.fs.engine().volume().chunks();
-        let places = chunks.into_iter().flat_map(|chunk| {
-            let places: Vec<u64> = chunk.stripes.iter().filter(|s| s.devid == devid).map(|s| s.offset.0).collect();
-            places.into_iter().map(move |at| (at, chunk.clone()))
+        let parts = chunks.into_iter().flat_map(|chunk| {
+            let stripes = chunk.stripes.iter().enumerate().filter(|(_, s)| s.devid == devid);
+            let places: Vec<_> = stripes.map(|(stripe, s)| (stripe, s.offset.0)).collect();
+            places.into_iter().map(move |(stripe, at)| Part { at, stripe, chunk: chunk.clone() })
         });
-        let mut places: Vec<_> = places.collect();
-        places.sort_by_key(|(at, _)| *at);
-        places
+        let mut parts: Vec<_> = parts.collect();
+        parts.sort_by_key(|part| part.at);
+        parts
     }
 
-    /// Copies a chunk's part of the device; `None`: it was stopped.
-    fn copy_chunk(
+    /// Copies a part of a chunk; `None`: it was stopped.
+    fn copy_part(
         &self,
         devid: DevId,
-        chunk: &ChunkMap,
+        part: &Part,
         item: &mut DevReplaceItem,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<Option<()>, JobError> {
-        for from in (0..chunk.stripe_bytes().0).step_by(RUN_LEN as usize) {
+        let (chunk, stripe) = (&part.chunk, part.stripe);
+        for from in (0..part.len()).step_by(RUN_LEN as usize) {
             if !goes_on() {
                 return Ok(None);
             }
             if !self.has_target(devid) {
-                item.num_write_errors = (item.num_write_errors.get() + 1).into();
-                return Err(JobError::refused(errno::EIO, "the device that was to take the other's place failed"));
+                return Err(JobError::refused(errno::EIO, TARGET_FAILED));
             }
-            let run = RefillRun { devid, chunk: chunk.start, from, len: RUN_LEN };
+            let run = RefillRun { devid, chunk: chunk.start, stripe, from, len: RUN_LEN };
             let done = match fill(&self.fs, chunk, &run) {
                 // It is gone.
                 Err(JobError::Volume(error)) if matches!(*error, VolumeError::Unmapped { .. }) => return Ok(Some(())),
@@ -405,12 +487,27 @@ impl Replacer {
     }
 }
 
-fn is_parity(chunk: &ChunkMap) -> bool {
-    chunk.profile.has_parity()
+/// What a device has of a chunk.
+struct Part {
+    /// Where it begins on the device.
+    at: u64,
+    /// Which stripe it is.
+    stripe: usize,
+    chunk: Arc<ChunkMap>,
+}
+
+impl Part {
+    fn len(&self) -> u64 {
+        self.chunk.stripe_bytes().0
+    }
+
+    fn end(&self) -> u64 {
+        self.at.saturating_add(self.len())
+    }
 }
 
 /// Fills a run again, with what is known of it by then; once more if something is bad, which may have been written meanwhile.
-pub(crate) fn fill(fs: &Fs, chunk: &ChunkMap, run: &RefillRun) -> Result<Refilled, JobError> {
+fn fill(fs: &Fs, chunk: &ChunkMap, run: &RefillRun) -> Result<Refilled, JobError> {
     let mut last = Refilled::default();
     for _ in 0..2 {
         let known = Known::of(fs, chunk, run)?;
@@ -490,42 +587,4 @@ fn blocks_in(fs: &Fs, start: Logical, len: ByteLen) -> Result<BTreeSet<Logical>,
         more = cursor.next()?;
     }
     Ok(found)
-}
-
-/// Brings a device that missed writes up to date from the others; the next commit writes its superblock. `goes_on` is asked now and then.
-/// Answers what was done, or `None` if it was stopped: then nothing has changed but bytes that nobody reads.
-///
-/// # Errors
-/// There is no such device, or it or another failed.
-pub fn resync(
-    fs: &Fs,
-    devid: DevId,
-    progress: &dyn Fn(u64),
-    goes_on: &dyn Fn() -> bool,
-) -> Result<Option<Refilled>, JobError> {
-    fs.sync()?;
-    let mut all = Refilled::default();
-    let chunks = fs.engine().volume().chunks();
-    for chunk in chunks.iter().filter(|chunk| chunk.stripes.iter().any(|s| s.devid == devid)) {
-        for from in (0..chunk.stripe_bytes().0).step_by(RUN_LEN as usize) {
-            if !goes_on() {
-                return Ok(None);
-            }
-            let run = RefillRun { devid, chunk: chunk.start, from, len: RUN_LEN };
-            match fill(fs, chunk, &run) {
-                Ok(done) => {
-                    all.written += done.written;
-                    all.bad += done.bad;
-                    all.bad_at.extend(done.bad_at);
-                    progress(all.written);
-                }
-                // It is gone.
-                Err(JobError::Volume(error)) if matches!(*error, VolumeError::Unmapped { .. }) => break,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    fs.engine().volume().set_up_to_date(devid).map_err(JobError::from)?;
-    fs.sync()?;
-    Ok(Some(all))
 }

@@ -165,7 +165,8 @@ pub enum Request {
         /// What to do.
         change: BalanceChange,
     },
-    /// Changes which devices the volume has. It is done when this is answered.
+    /// Changes which devices the volume has. It is on disk when the answer comes; of a replacement, its beginning is: it runs in the background of a
+    /// mount, and by `Replacer::run` on an image.
     Device {
         /// How.
         change: DeviceChange,

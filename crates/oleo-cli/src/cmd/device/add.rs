@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use oleo::Image;
 use oleo::control::{DeviceChange, Reply, Request};
-use oleo::device::Place;
-use oleo::devices::AddOptions;
+use oleo::devices::{AddOptions, absolute};
 
 use crate::args::ImageArgs;
 use crate::out::{Out, misuse};
@@ -49,11 +48,7 @@ impl Args {
             None => self.on.open(Access::Write)?,
         };
         for new in new {
-            let change = DeviceChange::Add {
-                place: Place::parse(new)?.absolute().display().to_string(),
-                force: self.force,
-                discard: !self.no_discard,
-            };
+            let change = DeviceChange::Add { place: absolute(new)?, force: self.force, discard: !self.no_discard };
             let devid = answer!(target.ask(Request::Device { change })?, Reply::Number(devid) => devid)?;
             out.note(format!("{}: {} is device {devid}", self.on.path.display(), new.display()));
         }

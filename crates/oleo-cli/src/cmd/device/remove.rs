@@ -1,7 +1,6 @@
 //! `oleo device remove`
 
 use oleo::control::{DeviceChange, DeviceJob, Reply, Request, WhichDevice};
-use oleo::device::Place;
 
 use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Progress, misuse};
@@ -37,12 +36,7 @@ impl Args {
         }
         let target = self.on.open(Access::Write)?;
         for which in &self.which {
-            let which = match WhichDevice::parse(which) {
-                WhichDevice::Place(place) => {
-                    WhichDevice::Place(Place::parse(place.as_ref())?.absolute().display().to_string())
-                }
-                other => other,
-            };
+            let which = WhichDevice::parse(which).absolute()?;
             let change = DeviceChange::Remove { which, avoid_reading: self.avoid_reading };
             let removed = self.follow(&target, out, Request::Device { change })?;
             let removed = answer!(removed, Reply::DeviceRemoved(removed) => removed)?;

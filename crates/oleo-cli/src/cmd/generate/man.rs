@@ -71,7 +71,11 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ("commit=SECONDS", "commit=30", "Seconds between commits; 30 by default."),
     ("discard", "discard", "Discard on the device what a commit frees."),
     ("noatime, relatime, strictatime, nodiratime", "noatime", "Whether reading changes times; relatime by default."),
-    ("degraded", "degraded", "Mount with ro even if devices are missing, as far as the profiles allow."),
+    (
+        "degraded",
+        "degraded",
+        "Mount even if devices are missing: for changes, too, if every block group can do without them, and what is there can be read.",
+    ),
     (
         "stripe_record=wipe",
         "stripe_record=wipe",

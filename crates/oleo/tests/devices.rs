@@ -1,0 +1,319 @@
+//! Devices that come, go and take each other's place, on images in memory: what is refused, what fails, and in which state that leaves a volume.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use oleo::balance::{BalanceArgs, BalanceEnd, BalanceState};
+use oleo::devices::ReplaceState;
+use oleo::mkfs::{MkfsOptions, Profile};
+use oleo::{Image, OpenOptions};
+use oleo_device::{Device, DeviceError, MemDevice, WriteReq};
+use oleo_format::DevId;
+use oleo_sim::faulty::{Faulty, Trouble};
+use oleo_sim::rng::Rng;
+use oleo_volume::{Candidate, read_super};
+use uuid::Uuid;
+
+const MIB: u64 = 1 << 20;
+const FILE_LEN: usize = 24 << 20;
+
+fn made(count: usize, data: Profile, metadata: Profile) -> Vec<Arc<dyn Device>> {
+    let device = |nth| Arc::new(MemDevice::named(&format!("disk{nth}"), 512 * MIB)) as Arc<dyn Device>;
+    let devices: Vec<_> = (0..count).map(device).collect();
+    let mkfs = MkfsOptions::default().data(Some(data)).metadata(Some(metadata)).seed([1; 32]);
+    oleo::mkfs::make(&devices, &mkfs).unwrap();
+    devices
+}
+
+fn open(devices: &[Arc<dyn Device>]) -> Image {
+    Image::from_devices(devices.to_vec(), &OpenOptions::writing()).unwrap()
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    Rng::new(name.bytes().map(u64::from).sum()).bytes(FILE_LEN)
+}
+
+fn put(image: &Image, name: &str) {
+    image.write(name, &bytes(name)).unwrap();
+    image.sync().unwrap();
+}
+
+fn candidate(device: &Arc<dyn Device>) -> Candidate {
+    Candidate::new(device.clone(), Uuid::from_u128(7), true).unwrap()
+}
+
+/// These files are there, of a volume that is sound.
+fn must_hold(devices: &[Arc<dyn Device>], names: &[&str], what: &str) {
+    let image =
+        Image::from_devices(devices.to_vec(), &OpenOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
+    for name in names {
+        assert!(image.read(name).unwrap_or_else(|e| panic!("{what}: {name}: {e}")) == bytes(name), "{what}: {name}");
+    }
+    let report = oleo_check::check(image.volume(), &oleo_check::CheckOptions::default().data(true)).unwrap();
+    assert!(!report.has_errors(), "{what}: {:#?}", report.findings);
+}
+
+/// Runs a replacement until something of it is written down, and stops it.
+fn run_a_part(image: &Image) {
+    std::thread::scope(|threads| {
+        let run = threads.spawn(|| image.replacer().run());
+        while image.replacer().status().done == 0 && !run.is_finished() {
+            std::hint::spin_loop();
+        }
+        image.replacer().interrupt();
+        run.join().unwrap().unwrap();
+    });
+    assert_eq!(image.replacer().status().state, ReplaceState::Suspended, "it was over too soon");
+    let item = image.fs().engine().replace_item().unwrap().unwrap();
+    assert!(item.cursor_left.get() > 0, "nothing was written down");
+}
+
+/// Goal: a target that failed is not believed when it is back: what it missed is copied again, though the cursor on disk is behind it. Method: it is
+/// stopped in the middle; the target fails while files are written below the cursor; both are opened again, whether there was a commit since or nothing but an fsync.
+#[test]
+fn a_target_that_missed_writes() {
+    for with_commit in [true, false] {
+        let what = format!("with a commit: {with_commit}");
+        let mut devices = made(1, Profile::Single, Profile::Dup);
+        let image = open(&devices);
+        ["one", "two", "three", "four"].iter().for_each(|name| put(&image, name));
+        let memory = Arc::new(MemDevice::named("new", 512 * MIB)) as Arc<dyn Device>;
+        let faulty = Arc::new(Faulty::new(memory.clone()));
+        let target = faulty.clone() as Arc<dyn Device>;
+        image.replacer().start(DevId(1), candidate(&target), false).unwrap();
+        run_a_part(&image);
+        faulty.fail(Trouble::Writes);
+        image.write("missed", &bytes("missed")).unwrap();
+        if with_commit {
+            image.sync().unwrap();
+        } else {
+            image.fs().fsync(&image.find("missed").unwrap()).unwrap();
+        }
+        assert!(faulty.struck() > 0, "{what}: nothing was missed");
+        drop(image);
+        faulty.fail(Trouble::None);
+        devices.push(target.clone());
+        // Cut short after the first commits: they say that all is to be copied again.
+        let image = open(&devices);
+        let item = image.fs().engine().replace_item().unwrap().unwrap();
+        assert_eq!(item.cursor_left.get(), 0, "{what}");
+        drop(image);
+        let image = open(&devices);
+        image.replacer().resume().unwrap();
+        image.replacer().run().unwrap();
+        assert_eq!(image.replacer().status().state, ReplaceState::Finished, "{what}");
+        drop(image);
+        assert!(read_super(&*devices[0]).is_err(), "{what}: the old one is wiped");
+        must_hold(&[memory], &["one", "two", "three", "four", "missed"], &what);
+    }
+}
+
+/// Goal: a target that fails while it is filled is the end of it: the device stays, the status says so, and so does the item on disk; with the target back, all
+/// is copied. Method: it fails at each of some writes, and at the last commit.
+#[test]
+fn a_target_that_fails() {
+    let mut devices = made(1, Profile::Single, Profile::Dup);
+    let image = open(&devices);
+    put(&image, "one");
+    let faulty = Arc::new(Faulty::new(Arc::new(MemDevice::named("new", 512 * MIB))));
+    let target = faulty.clone() as Arc<dyn Device>;
+    image.replacer().start(DevId(1), candidate(&target), false).unwrap();
+    drop(image);
+    devices.push(target.clone());
+    let mut errors = 0;
+    for spared in [0, 1, 5, 20, 30] {
+        let what = format!("after {spared} writes");
+        let image = open(&devices);
+        image.replacer().resume().unwrap();
+        faulty.fail_after(Trouble::Writes, spared);
+        let error = image.replacer().run().expect_err(&what);
+        errors += 1;
+        let status = image.replacer().status();
+        assert_eq!((status.state, status.write_errors), (ReplaceState::Suspended, errors), "{what}: {error}");
+        assert!(status.failure.is_some() && status.target.is_none(), "{what}");
+        let item = image.fs().engine().replace_item().unwrap().unwrap();
+        assert_eq!((item.cursor_left.get(), item.num_write_errors.get()), (0, errors), "{what}");
+        put(&image, "one");
+        drop(image);
+        must_hold(&devices[..1], &["one"], &what);
+        faulty.fail(Trouble::None);
+    }
+    // The last: the superblock that makes it the device. Flushes of the commits before pass.
+    let mut failed_at_the_end = false;
+    for spared in 0..20 {
+        let image = open(&devices);
+        image.replacer().resume().unwrap();
+        faulty.fail_after(Trouble::Flushes, spared);
+        let ran = image.replacer().run();
+        let status = image.replacer().status();
+        let is_device = image.volume().devices()[0].name == "new";
+        drop(image);
+        faulty.fail(Trouble::None);
+        let what = format!("after {spared} flushes: {ran:?}, {status:?}");
+        match (is_device, ran.is_ok()) {
+            (true, true) => {
+                must_hold(&[target.clone()], &["one"], &what);
+                break;
+            }
+            (true, false) => must_hold(&devices[..1], &["one"], &what),
+            (false, _) => {
+                assert!(ran.is_err() && status.state == ReplaceState::Suspended, "{what}");
+                must_hold(&devices[..1], &["one"], &what);
+            }
+        }
+        failed_at_the_end |= ran.is_err();
+        if is_device {
+            return;
+        }
+    }
+    assert!(failed_at_the_end);
+}
+
+/// Goal: nothing is done to a device before it is sure that it is wanted. Method: what is refused, with a device full of other bytes.
+#[test]
+fn what_is_refused_leaves_the_device_alone() {
+    let devices = made(2, Profile::Raid1, Profile::Raid1);
+    let image = open(&devices);
+    let new = |mib: u64| {
+        let device = Arc::new(MemDevice::named("new", mib * MIB)) as Arc<dyn Device>;
+        for at in [0, 64 << 10, 64 << 20] {
+            device.write_at(at, &[0x5a; 4096]).unwrap();
+        }
+        device
+    };
+    let must_be_untouched = |device: &Arc<dyn Device>, what: &str| {
+        for at in [0, 64 << 10, 64 << 20] {
+            let mut found = [0; 4096];
+            device.read_at(at, &mut found).unwrap();
+            assert!(found == [0x5a; 4096], "{what}: at {at}");
+        }
+    };
+    let short = new(256);
+    image.replacer().start(DevId(1), candidate(&short), false).expect_err("too short");
+    must_be_untouched(&short, "too short");
+    let device = new(512);
+    image.replacer().start(DevId(9), candidate(&device), false).expect_err("no such device");
+    must_be_untouched(&device, "no such device");
+    image.balancer().start(BalanceArgs::full()).unwrap();
+    image.replacer().start(DevId(1), candidate(&device), false).expect_err("a balance is under way");
+    must_be_untouched(&device, "replaced beside a balance");
+    image.members().add(candidate(&device)).expect_err("a balance is under way");
+    must_be_untouched(&device, "added beside a balance");
+    image.balancer().cancel().unwrap();
+    image.replacer().start(DevId(1), candidate(&device), false).unwrap();
+    let other = new(512);
+    image.replacer().start(DevId(2), candidate(&other), false).expect_err("another is being replaced");
+    must_be_untouched(&other, "another is being replaced");
+}
+
+/// Goal: a device that is being replaced stays until that has ended; without it the volume could not be opened for changes. Method: suspended, then cancelled.
+#[test]
+fn what_is_being_replaced_is_not_removed() {
+    let devices = made(2, Profile::Single, Profile::Single);
+    let image = open(&devices);
+    let new = Arc::new(MemDevice::named("new", 512 * MIB)) as Arc<dyn Device>;
+    image.replacer().start(DevId(2), candidate(&new), false).unwrap();
+    let error = image.members().remove(DevId(2), false).expect_err("it is being replaced");
+    assert_eq!(error.errno(), oleo_fs::errno::EBUSY, "{error}");
+    image.replacer().cancel().unwrap();
+    image.members().remove(DevId(2), false).unwrap();
+    drop(image);
+    drop(open(&devices[..1]));
+}
+
+/// A device whose writes panic when it is told.
+struct Panics {
+    inner: MemDevice,
+    now: AtomicBool,
+}
+
+impl Device for Panics {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(offset, buf)
+    }
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        assert!(!self.now.load(Ordering::SeqCst), "as a test asked for");
+        self.inner.write_batch(reqs)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, len)
+    }
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        self.inner.set_len(len)
+    }
+    fn name(&self) -> String {
+        "panics".into()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// Goal: after a panic in its thread a replacement is suspended, and whoever cancels it does not wait for ever.
+#[test]
+fn a_replacement_that_panics() {
+    let devices = made(1, Profile::Single, Profile::Dup);
+    let image = open(&devices);
+    put(&image, "one");
+    let panics = Arc::new(Panics { inner: MemDevice::new(512 * MIB), now: AtomicBool::new(false) });
+    image.replacer().start(DevId(1), candidate(&(panics.clone() as Arc<dyn Device>)), false).unwrap();
+    panics.now.store(true, Ordering::SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| image.replacer().run())).is_err());
+    panics.now.store(false, Ordering::SeqCst);
+    assert_eq!(image.replacer().status().state, ReplaceState::Suspended);
+    image.replacer().cancel().unwrap();
+    drop(image);
+    must_hold(&devices, &["one"], "cancelled");
+}
+
+/// Goal: whoever cancels a replacement and whoever runs it do not get into each other's way: it is cancelled or done, and the volume knows of no target any more. Method: both
+/// at a time, many times.
+#[test]
+fn cancelled_and_run_at_a_time() {
+    let devices = made(1, Profile::Single, Profile::Dup);
+    let image = open(&devices);
+    image.write("small", b"some bytes").unwrap();
+    image.sync().unwrap();
+    for nth in 0..40 {
+        let new = Arc::new(MemDevice::named(&format!("new{nth}"), 512 * MIB)) as Arc<dyn Device>;
+        image.replacer().start(DevId(1), candidate(&new), false).unwrap();
+        let cancelled = std::thread::scope(|threads| {
+            let runs = threads.spawn(|| image.replacer().run().unwrap());
+            let cancels = threads.spawn(|| image.replacer().cancel());
+            runs.join().unwrap();
+            cancels.join().unwrap().is_ok()
+        });
+        let status = image.replacer().status();
+        let want = if cancelled { ReplaceState::Cancelled } else { ReplaceState::Finished };
+        assert_eq!((status.state, status.target), (want, None), "time {nth}");
+        assert!(!image.volume().has_target(DevId(1)), "time {nth}");
+        assert_eq!(read_super(&*new).is_ok(), !cancelled, "time {nth}");
+    }
+    assert_eq!(image.read("small").unwrap(), b"some bytes");
+}
+
+/// Goal: after a panic in its thread a balance is paused, and whoever waits for its end goes on.
+#[test]
+fn a_balance_that_panics() {
+    let panics = Arc::new(Panics { inner: MemDevice::new(512 * MIB), now: AtomicBool::new(false) });
+    let devices = [panics.clone() as Arc<dyn Device>];
+    oleo::mkfs::make(&devices, &MkfsOptions::default().seed([1; 32])).unwrap();
+    let image = open(&devices);
+    put(&image, "one");
+    let number = image.balancer().start(BalanceArgs::full()).unwrap();
+    panics.now.store(true, Ordering::SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| image.balancer().run())).is_err());
+    let status = image.balancer().wait_end(number);
+    assert_eq!(status.state, BalanceState::Paused);
+    assert!(matches!(status.end, Some(BalanceEnd::Failed { .. })), "{status:?}");
+}
