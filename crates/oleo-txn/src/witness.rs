@@ -1,23 +1,23 @@
 //! What the volume is told of sectors when it writes rows with parity: what is free, and what those should be whose parity does not fit.
 //!
 //! Data is known by its checksums: those on their way to the tree, those in the newest tree, and those in the tree of the last commit, which has what
-//! the open transaction frees, and a crash would bring back. Tree blocks are known by themselves. Data without checksums, and blocks of which
-//! only a part is shown, are known by nothing.
+//! the open transaction frees, and a crash would bring back. Tree blocks are known by themselves: what is none has rotted if the extent tree of the last
+//! commit names a block there; else nobody may have written it yet. Data without checksums, blocks of the log that have rotted, and blocks of
+//! which only a part is shown, are known by nothing.
 //!
 //! Locks: none are held. Whoever writes to the volume may hold the commit lock and others before it; reading blocks is allowed under these.
 //! Crash: nothing is written here.
 
-use oleo_format::{BlockGroupFlags, ByteLen, CheckedNode, Logical, NodeExpect, TreeId};
+use oleo_format::{
+    BlockGroupFlags, ByteLen, CheckedNode, ExtentFlags, ExtentRecord, ItemType, Key, Logical, NodeExpect, TreeId,
+};
 use oleo_space::Run;
 use oleo_tree::TreeRoot;
-use oleo_volume::{Occupancy, Verdict, Witness};
+use oleo_volume::{GRAIN, Occupancy, Verdict, Witness};
 
 use crate::TxnError;
 use crate::engine::Inner;
-use crate::trees;
-
-/// Bytes that one verdict is of.
-const GRAIN: usize = 4096;
+use crate::trees::{self, TreeState};
 
 impl Occupancy for Inner {
     fn is_free(&self, at: Logical, len: ByteLen) -> bool {
@@ -34,8 +34,7 @@ impl Witness for Inner {
             let _ = self.by_checksums(at, bytes, &mut verdicts);
         }
         if !flags.types().difference(BlockGroupFlags::DATA).is_empty() {
-            // In a mixed group, what has no checksum need not be a block.
-            self.by_blocks(at, bytes, !flags.contains(BlockGroupFlags::DATA), &mut verdicts);
+            let _ = self.by_blocks(at, bytes, &mut verdicts);
         }
         verdicts
     }
@@ -50,9 +49,7 @@ impl Inner {
             return Ok(());
         }
         let _reader = self.readers.enter();
-        let sb = self.volume.super_block();
-        let committed = TreeRoot::on_disk(TreeId::ROOT, sb.root(), sb.generation(), sb.root_level);
-        let committed = trees::find(&self.blocks, &committed, TreeId::CSUM)?;
+        let committed = self.committed(TreeId::CSUM)?;
         // The newest last: it is right if both know.
         for root in committed.into_iter().chain([self.tree(TreeId::CSUM)?]).map(|state| state.root) {
             for (from, sums) in self.csums.runs(self.layout, &self.blocks, &root, Logical(start), len)? {
@@ -70,20 +67,48 @@ impl Inner {
         Ok(())
     }
 
-    fn by_blocks(&self, at: Logical, bytes: &[u8], must_be: bool, verdicts: &mut [Verdict]) {
+    /// A tree as of the last commit. The caller is a reader.
+    fn committed(&self, tree: TreeId) -> Result<Option<TreeState>, TxnError> {
+        let sb = self.volume.super_block();
+        let root = TreeRoot::on_disk(TreeId::ROOT, sb.root(), sb.generation(), sb.root_level);
+        trees::find(&self.blocks, &root, tree)
+    }
+
+    fn by_blocks(&self, at: Logical, bytes: &[u8], verdicts: &mut [Verdict]) -> Result<(), TxnError> {
         let len = self.rules.nodesize as usize;
         let skipped = (at.0.next_multiple_of(len as u64) - at.0) as usize;
+        let _reader = self.readers.enter();
+        let mut extents = None;
         for (nth, bytes) in bytes.get(skipped..).unwrap_or_default().chunks_exact(len).enumerate() {
             let from = skipped + nth * len;
-            let expect = NodeExpect::at(at + ByteLen(from as u64));
-            let good = CheckedNode::verify(bytes.into(), self.volume.rules(), &expect).is_ok();
+            let of_block = &mut verdicts[from / GRAIN..(from + len) / GRAIN];
+            if of_block.iter().all(|known| *known != Verdict::Unknown) {
+                continue;
+            }
+            let start = at + ByteLen(from as u64);
+            let good = CheckedNode::verify(bytes.into(), self.volume.rules(), &NodeExpect::at(start)).is_ok();
             let verdict = match good {
                 true => Verdict::Good,
-                false if must_be => Verdict::Bad,
+                false if self.names_block(&mut extents, start)? => Verdict::Bad,
                 false => continue,
             };
-            let of_block = &mut verdicts[from / GRAIN..(from + len) / GRAIN];
             of_block.iter_mut().filter(|known| **known == Verdict::Unknown).for_each(|known| *known = verdict);
         }
+        Ok(())
+    }
+
+    /// Whether the extent tree of the last commit has a tree block at an address; its root is kept in `extents`. The caller is a reader.
+    fn names_block(&self, extents: &mut Option<TreeRoot>, at: Logical) -> Result<bool, TxnError> {
+        if extents.is_none() {
+            *extents = self.committed(TreeId::EXTENT)?.map(|state| state.root);
+        }
+        let Some(root) = extents else { return Ok(false) };
+        let mut cursor = self.blocks.cursor(root);
+        if !cursor.seek(&Key::new(at.0, ItemType(0), 0))? {
+            return Ok(false);
+        }
+        let Some((key, item)) = cursor.current().filter(|(key, _)| key.objectid == at.0) else { return Ok(false) };
+        let is_extent = matches!(key.item_type, ItemType::METADATA_ITEM | ItemType::EXTENT_ITEM);
+        Ok(is_extent && ExtentRecord::parse_head(&key, item)?.0.flags.contains(ExtentFlags::TREE_BLOCK))
     }
 }
