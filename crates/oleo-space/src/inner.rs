@@ -36,6 +36,8 @@ pub(crate) struct Inner {
     pub(crate) faults: FaultInjector,
     /// By kind: data bytes of the longest rows with parity; 0 if no group has any.
     pub(crate) row_len: [AtomicU64; 3],
+    /// By kind: groups that have such rows. This and `row_len` change while the tables are written.
+    pub(crate) groups_with_rows: [AtomicU64; 3],
     /// Rows are nobody's business, to see what they are for.
     pub(crate) ignores_rows: AtomicBool,
 }
@@ -57,6 +59,7 @@ impl Inner {
             used_dirty: Mutex::default(),
             faults: FaultInjector::default(),
             row_len: Default::default(),
+            groups_with_rows: Default::default(),
             ignores_rows: AtomicBool::new(false),
         }
     }

@@ -49,6 +49,9 @@ use crate::{Grant, Kind, LoadError, Refusal, Reservation, Run};
 
 /// Groups looked into, in one pass, on the mere chance that they hold enough.
 const CHANCES_MAX: usize = 8;
+/// Groups without parity that are passed over for nothing when a fresh row is looked for: nobody looks into them, and while a volume is converted
+/// there are many.
+const ROWLESS_MAX: usize = 64;
 
 /// Groups whose runs of one class are compared, for the shortest that holds what is wanted.
 const COMPARED_MAX: usize = 16;
@@ -341,7 +344,9 @@ impl Inner {
         let mut at = first;
         let mut round = false;
         let mut loads = 0;
-        for _ in 0..visits_max {
+        let (mut chances, mut rowless) = (visits_max, 0);
+        while chances > 0 {
+            chances -= 1;
             let next = table.next(kind, by, at);
             let Some((slot, group)) = next.filter(|&(slot, _)| !round || slot < first) else {
                 if round || first == 0 {
@@ -350,6 +355,12 @@ impl Inner {
                 (at, round) = (0, true);
                 continue;
             };
+            if pass == Pass::FreshRow && group.rows().is_none() {
+                rowless += 1;
+                chances += usize::from(rowless <= ROWLESS_MAX);
+                at = slot + 1;
+                continue;
+            }
             // Whatever is free there is too short. (Not so in the other passes, which go by class.)
             let too_short = wait && group.lengths().longest().is_none_or(|longest| longest < least);
             let visit = if too_short { Visit::Nothing } else { self.visit(&table, &group, wait, &find) };

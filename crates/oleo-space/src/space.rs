@@ -146,6 +146,7 @@ impl Space {
                 }
                 for kind in Kind::ALL.into_iter().filter(|&kind| group.serves(kind)) {
                     inner.row_len[kind as usize].fetch_max(group.row_len(), SeqCst);
+                    inner.groups_with_rows[kind as usize].fetch_add(u64::from(group.row_len() > 0), SeqCst);
                 }
                 let pool = inner.pool_of(group);
                 pool.total.fetch_add(group.len(), SeqCst);
@@ -162,8 +163,9 @@ impl Space {
     /// when its free space is promised.
     pub fn remove_group(&self, start: Logical) -> Result<GroupInfo, SpaceError> {
         let inner = &*self.inner;
-        let info = self.with_group(start, |table, group| {
+        let (info, kinds) = self.with_group(start, |table, group| {
             let info = group.info();
+            let kinds = Kind::ALL.map(|kind| group.serves(kind));
             let mut state = group.state.lock();
             if group.is_removed() {
                 return Err(SpaceError::NoGroup(Run::new(start, ByteLen(0))));
@@ -183,9 +185,17 @@ impl Space {
             let pool = inner.pool_of(&group);
             pool.total.fetch_sub(group.len(), SeqCst);
             pool.used.fetch_sub(group.used.load(SeqCst), SeqCst);
-            Ok(info)
+            Ok((info, kinds))
         })??;
-        inner.tables.write(|table| table.remove(info.start.0));
+        inner.tables.write(|table| {
+            table.remove(info.start.0);
+            let with_rows = inner.groups_with_rows.iter().zip(&inner.row_len).zip(kinds);
+            for ((count, row_len), _) in with_rows.filter(|(_, serves)| *serves && info.row_len.0 > 0) {
+                if count.fetch_sub(1, SeqCst) == 1 {
+                    row_len.store(0, SeqCst);
+                }
+            }
+        });
         Ok(info)
     }
 

@@ -28,7 +28,10 @@ impl Inner {
         let mut there = cursor.seek_back(&Key::new(at.0, ItemType::RAID_STRIPE, u64::MAX))?;
         let mut found = Vec::new();
         let mut next = at.0;
-        while next < end && found.len() < PIECES_MAX {
+        while next < end {
+            if found.len() == PIECES_MAX {
+                return Err(Corruption::new("raid stripe", "items", "more", PIECES_MAX).within(at).into());
+            }
             let item = there.then(|| cursor.current()).flatten();
             let held = item.filter(|(key, _)| {
                 key.item_type == ItemType::RAID_STRIPE

@@ -87,6 +87,9 @@ impl Pending {
     /// Joins are blocked: what is open becomes frozen. What was frozen has been settled before.
     pub(crate) fn freeze(&self) {
         for shard in &self.shards {
+            if shard.0.read().open.is_empty() {
+                continue;
+            }
             let halves = &mut *shard.0.write();
             if halves.frozen.is_empty() {
                 halves.frozen = Arc::new(std::mem::take(&mut halves.open));
@@ -106,6 +109,9 @@ impl Pending {
     /// The tree holds what was frozen.
     pub(crate) fn settled(&self) {
         for shard in &self.shards {
+            if shard.0.read().frozen.is_empty() {
+                continue;
+            }
             // Given back with the lock released: readers do not wait for that.
             let _settled = std::mem::take(&mut shard.0.write().frozen);
         }
