@@ -1,4 +1,4 @@
-//! Exit codes: 0 done, 1 refused, 2 wrong usage, 3 the image is damaged, 4 a device failed; for every command.
+//! Exit codes: 0 done, 1 refused or interrupted, 2 wrong usage, 3 the image is damaged, 4 a device failed; for every command.
 
 mod common;
 

@@ -6,6 +6,7 @@ mod status;
 use std::thread;
 use std::time::Duration;
 
+use oleo::ErrorKind;
 use oleo::control::{BalanceChange, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Reply, Request};
 use rustix::io::Errno;
 
@@ -157,8 +158,13 @@ fn print_end(on: &VolumeArg, out: &Out, status: &BalanceStatus) -> anyhow::Resul
         Some(BalanceEnd::Failed { kind, text, .. }) => {
             return Err(Said(*kind, format!("{path}: {text} ({so_far})")).into());
         }
-        Some(BalanceEnd::Paused) => out.note(format!("{path}: paused, {so_far}; `oleo balance resume` continues")),
-        Some(BalanceEnd::Cancelled) => out.note(format!("{path}: cancelled, {so_far}")),
+        Some(BalanceEnd::Paused) => {
+            let text = format!("{path}: paused, {so_far}; `oleo balance resume` continues");
+            return Err(Said(ErrorKind::Refusal, text).into());
+        }
+        Some(BalanceEnd::Cancelled) => {
+            return Err(Said(ErrorKind::Refusal, format!("{path}: cancelled, {so_far}")).into());
+        }
         Some(BalanceEnd::Done) | None => out.note(format!("{path}: done, {so_far}")),
     }
     out.detail(|| {

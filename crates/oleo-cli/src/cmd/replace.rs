@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use oleo::control::{DeviceChange, ReplaceState, ReplaceStatus, Reply, Request, WhichDevice};
-use oleo::device::Place;
+use oleo::devices::absolute;
 
 use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Said, human, json, println_or_end};
@@ -25,8 +25,8 @@ pub(crate) enum Command {
 
 /// Have a new device take the place of another
 ///
-/// On an image the command returns when it is done; if it is interrupted (Ctrl-C), `oleo replace resume` continues. On a mount it
-/// continues in the background.
+/// On an image the command returns when it is done; if it is interrupted (Ctrl-C), the exit code is 1, and `oleo replace resume`
+/// continues. On a mount it continues in the background.
 #[derive(clap::Args)]
 #[command(override_usage = "oleo replace start [OPTIONS] DEVICE|DEVID|missing NEW IMG|PATH")]
 pub(crate) struct Start {
@@ -96,15 +96,9 @@ impl Command {
 impl Start {
     fn run(self, out: &Out) -> anyhow::Result<()> {
         let target = self.on.open(Access::Write)?;
-        let source = match WhichDevice::parse(&self.source) {
-            WhichDevice::Place(place) => {
-                WhichDevice::Place(Place::parse(place.as_ref())?.absolute().display().to_string())
-            }
-            other => other,
-        };
         let change = DeviceChange::Replace {
-            source,
-            place: Place::parse(&self.new)?.absolute().display().to_string(),
+            source: WhichDevice::parse(&self.source).absolute()?,
+            place: absolute(&self.new)?,
             force: self.force,
             discard: !self.no_discard,
             avoid_reading: self.avoid_reading,
@@ -143,15 +137,19 @@ fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool) -> anyhow::Resu
     if let Some(failure) = &status.failure {
         return Err(Said(oleo::ErrorKind::Device, format!("{path}: {failure}")).into());
     }
+    let cut_short = match status.state {
+        ReplaceState::Suspended => Some("interrupted; `oleo replace resume` continues"),
+        ReplaceState::Cancelled => Some("cancelled"),
+        _ => None,
+    };
+    if let Some(text) = cut_short {
+        return Err(Said(oleo::ErrorKind::Refusal, format!("{path}: {text}")).into());
+    }
     if status.unreadable > 0 {
         let text = format!("{path}: done, but of {} sectors or blocks no good copy was found", status.unreadable);
         return Err(Said(oleo::ErrorKind::Corruption, text).into());
     }
-    out.note(match status.state {
-        ReplaceState::Suspended => format!("{path}: interrupted; `oleo replace resume` continues"),
-        ReplaceState::Cancelled => format!("{path}: cancelled"),
-        _ => format!("{path}: device {} is replaced", status.source),
-    });
+    out.note(format!("{path}: device {} is replaced", status.source));
     Ok(())
 }
 

@@ -11,8 +11,8 @@ use crate::target::VolumeArg;
 
 /// Move the block groups that filters select, or all
 ///
-/// On an image the command returns when the balance is complete; if it is interrupted (Ctrl-C), the balance can be resumed. On a
-/// mount the balance continues if the command is interrupted.
+/// On an image the command returns when the balance is complete; if it is interrupted (Ctrl-C), the exit code is 1, and the balance can
+/// be resumed. On a mount the balance continues if the command is interrupted.
 ///
 /// Filters, separated by commas: profiles=A|B, usage=PERCENT (at most) or usage=A..B, devid=N, drange=A..B (bytes of that device),
 /// vrange=A..B (logical bytes), limit=N or limit=A..B (number of groups), stripes=A..B, convert=PROFILE, soft (with convert: skip
