@@ -6,6 +6,7 @@ mod found;
 mod kernel;
 mod longer;
 mod lost;
+mod members;
 mod mutants;
 #[allow(dead_code, reason = "the other test program uses the rest")]
 #[path = "../proof/ours.rs"]
