@@ -163,3 +163,25 @@ fn tree_blocks_begin_rows() {
     space.alloc_blocks(Kind::Metadata, 1, &mut out).unwrap();
     assert_eq!(out[had + 1], out[had] + ByteLen(NODE), "further on in the first unit");
 }
+
+/// Goal: a fresh row is found behind many groups without parity; when the last group with parity is gone, nobody looks for one any more. Method: twenty groups, and one with rows.
+#[test]
+fn groups_without_rows_are_passed_over() {
+    let space = Space::new(SECTOR as u32, NODE as u32, std::sync::Arc::new(MapSource::default()));
+    let len = 100 * ROW;
+    let add = |nth: u64, row_len: u64| {
+        let start = START + nth * len;
+        let info = GroupInfo { row_len: ByteLen(row_len), ..info(start, len, DATA) };
+        space.add_group(info, Some(vec![run(start, len)])).unwrap();
+        start
+    };
+    (0..20).for_each(|nth| {
+        add(nth, 0);
+    });
+    let with_rows = add(20, ROW);
+    let small = take(&space, SECTOR, file(1, 1));
+    assert_eq!(small.start.0, with_rows, "a fresh row");
+    space.remove_group(Logical(with_rows)).unwrap();
+    assert_eq!(space.inner.row_len(Kind::Data), 0);
+    assert!(take(&space, SECTOR, file(2, 1)).start.0 < with_rows);
+}
