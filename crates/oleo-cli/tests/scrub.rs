@@ -379,7 +379,8 @@ fn what_is_lost_is_named() {
         }
         assert!(ours.iter().any(|named| named.5.starts_with("snap/")), "{ours:?}");
         let mounted = made.oracle.mount(&made.images, "").unwrap();
-        let marker = Instant::now().elapsed().as_nanos().to_string() + data;
+        // No other run has this file system.
+        let marker = wait_for_fsid(&made);
         std::fs::write("/dev/kmsg", format!("scrub test {marker}\n")).unwrap();
         assert!(!mounted.scrub().unwrap().is_clean());
         let log = oracle::run("dmesg", ["--notime"]).unwrap();
@@ -601,6 +602,35 @@ fn beside_users() {
         }
         seen.unmount().unwrap();
     }
+}
+
+/// Goal: on a mount that is read-only everything is looked at, nothing is healed, and the status is shown; healing is refused.
+#[test]
+fn on_a_read_only_mount() {
+    let Some(made) = Made::by_kernel("raid1", "raid1", 2) else { return };
+    let dir = made.dir();
+    made.scratch.dir("m").unwrap();
+    let count = made.damage(&mut Rng::new(15), 5, |stripe| stripe.is_data && stripe.nth == 1);
+    let images: Vec<String> = made.images.iter().map(|image| text(image)).collect();
+    ok(dir, &["mount", "-o", "ro", &images[0], &images[1], "m"]);
+    let mounted = Unmount(dir);
+    assert!(fails_with(dir, 1, &["scrub", "start", "m"]).contains("read-only"));
+    assert!(ok(dir, &["scrub", "status", "m"]).contains("no stats available"));
+    let found = json(dir, &["scrub", "start", "-r", "-B", "--json", "m"]);
+    let errors = found["total"]["csum_errors"].as_u64().unwrap();
+    assert!(errors > 0 && errors <= count && found["end"] == "done", "{found}");
+    assert_eq!(found["total"]["corrected_errors"], 0, "{found}");
+    let status = json(dir, &["scrub", "status", "--json", "m"]);
+    assert_eq!((&status["total"], &status["end"]), (&found["total"], &found["end"]));
+    // It goes on in the background, too, and can be slowed and cancelled.
+    ok(dir, &["scrub", "limit", "-l", "1M", "m"]);
+    ok(dir, &["scrub", "start", "-r", "m"]);
+    ok(dir, &["scrub", "cancel", "m"]);
+    assert_eq!(json(dir, &["scrub", "status", "--json", "m"])["total"]["canceled"], true);
+    drop(mounted);
+    let found = made.json(&["scrub", "start", "--json"]);
+    assert_eq!(found["total"]["corrected_errors"].as_u64().unwrap(), errors, "{found}");
+    made.must_be_whole("after a read-only mount");
 }
 
 struct Unmount<'a>(&'a Path);

@@ -28,7 +28,7 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts them; on a mount that cannot be changed only the last.
+    /// Starts them; on a mount that cannot be changed only prune, and what scrubs without healing.
     pub(crate) fn start(server: &Arc<Server>, options: &MountOptions, log: &Log) -> Background {
         let report = log.clone();
         let background = BackgroundOptions::default()

@@ -175,6 +175,10 @@ impl Server {
         }
         // What is asked of a volume that is followed is answered by its newest moment.
         if let Some(following) = self.following() {
+            if matches!(request, Request::Scrub { .. }) {
+                let text = "a mount that follows cannot be scrubbed: scrub the volume where it is written";
+                return Err(Error::refused(errno::EOPNOTSUPP, text));
+            }
             let mut reply = following.newest().of_one_moment(caller, request)?;
             if let Reply::Stats(stats) = &mut reply
                 && let Some(device) = stats.devices.first_mut()

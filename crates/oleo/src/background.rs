@@ -11,6 +11,8 @@
 //! Stopping: the threads are asked to end and waited for; each looks at least every half second. What they did not get to do, the
 //! next commit does, or (cleaning) [`Image::clean`] or the next opening. Locks: none; the first error waits in a channel of one
 //! place. Crash: as without them, the last commit stands.
+//!
+//! On images that are open for reading only there is *scrub* alone, which heals nothing there.
 
 use std::fmt;
 use std::io;
@@ -184,7 +186,7 @@ struct Worker {
 impl Image {
     /// Starts what a mount has in the background: changes are committed after [`BackgroundOptions::commit_interval`] at the latest,
     /// buffered data is written before it is much, deleted files and subvolumes are taken apart, and a balance or a count of quota
-    /// groups that was cut short goes on. An image that is open for reading only needs none of it, and no thread is started.
+    /// groups that was cut short goes on. Of an image that is open for reading only, nothing but scrubs are looked after.
     ///
     /// Without it changes are durable after [`Image::sync`] or [`Image::close`] only, operations commit by themselves when much has
     /// changed, and space of what was deleted comes back with [`Image::clean`].
@@ -219,10 +221,10 @@ impl Image {
             worker.start(&mut threads, BackgroundTask::WriteBack, Worker::write_back);
             worker.start(&mut threads, BackgroundTask::Clean, Worker::clean);
             worker.start(&mut threads, BackgroundTask::Balance, move |w| w.balance(&balancer, resume));
-            let scrubber = self.scrubber_shared();
-            worker.start(&mut threads, BackgroundTask::Scrub, move |w| w.scrub(&scrubber));
             worker.start(&mut threads, BackgroundTask::Replace, move |w| w.replace(&replacer));
         }
+        let scrubber = self.scrubber_shared();
+        worker.start(&mut threads, BackgroundTask::Scrub, move |w| w.scrub(&scrubber));
         let (balancer, scrubber, replacer) = (self.balancer_shared(), self.scrubber_shared(), self.replacer().clone());
         Background { fs, balancer, scrubber, replacer, alive: Some(alive), threads, first }
     }

@@ -101,6 +101,8 @@ fn two_mounts() {
     sync(&at);
     until("a subvolume", || fs::read(seen.join("sub/inside")).is_ok_and(|b| b == b"inside"));
     assert!(store.ok(dir, &["subvolume", "list", seen.to_str().unwrap()]).contains("sub"));
+    let refused = crate::common::fails_with(dir, 1, &["scrub", "start", "-r", seen.to_str().unwrap()]);
+    assert!(refused.contains("a mount that follows cannot be scrubbed"), "{refused}");
     inside.sync_all().unwrap();
     drop(inside);
     reader.unmount().unwrap();

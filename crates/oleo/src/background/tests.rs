@@ -202,7 +202,7 @@ fn a_balance_is_waited_for() -> Result {
     Ok(())
 }
 
-/// Goal: an image that only reads has no threads, and dropping the guard is enough to end those of another.
+/// Goal: an image that only reads has a thread for scrubs alone, which heal nothing, and dropping the guard is enough to end those of another.
 #[test]
 fn dropping_ends() -> Result {
     let (device, image) = volume()?;
@@ -210,7 +210,11 @@ fn dropping_ends() -> Result {
     image.close()?;
     let image = Image::from_devices(vec![device.clone()], &OpenOptions::default())?;
     let background = image.start_background(BackgroundOptions::default());
-    assert!(background.threads.is_empty());
+    assert_eq!(background.threads.len(), 1);
+    let number = image.scrubber().start(crate::scrub::ScrubWant::new().repair(false))?;
+    assert_eq!(image.scrubber().wait_end(number).end, Some(ScrubEnd::Done));
+    let refused = image.scrubber().start(crate::scrub::ScrubWant::new()).unwrap_err();
+    assert_eq!(refused.errno(), oleo_fs::errno::EROFS);
     background.stop()?;
     drop(image);
     assert_eq!(Arc::strong_count(&device), 1, "nobody has the device any more");

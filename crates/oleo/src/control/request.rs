@@ -288,11 +288,11 @@ impl Request {
             | Request::QuotaChange { .. }
             | Request::Balance { .. }
             | Request::Device { .. }
-            | Request::Scrub { .. }
             | Request::Reclaim { .. }
             | Request::SetLabel { .. }
             | Request::DeviceErrors { reset: true }
             | Request::PropertySet { .. } => true,
+            Request::Scrub { change } => change.heals(),
             Request::SubvolList
             | Request::SubvolShow { .. }
             | Request::GetDefault
@@ -405,6 +405,16 @@ pub enum ScrubChange {
         /// Of a device, or of all together: bytes a second, 0 for no limit.
         limits: Vec<(Option<DevId>, u64)>,
     },
+}
+
+impl ScrubChange {
+    /// Whether what is bad is overwritten, which needs a file system that may be changed.
+    fn heals(&self) -> bool {
+        match self {
+            ScrubChange::Start { want } | ScrubChange::Resume { want } => want.repair,
+            ScrubChange::Cancel | ScrubChange::Limit { .. } => false,
+        }
+    }
 }
 
 /// A change of quota. Groups are named by their numbers: the level in the upper 16 bits.

@@ -26,6 +26,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// when the scrub is done; Ctrl-C interrupts it, so that it can be resumed. On a mount it goes on in the background, beside users, unless -B
 /// is given. The state is kept where btrfs keeps it (/var/lib/btrfs, or for others than root $XDG_STATE_HOME/oleo).
 ///
+/// A device that missed writes is brought up to date, and relied on again, if nothing is left on it that could not be healed. That takes a scrub of
+/// all devices while the volume is not mounted.
+///
 /// Exit codes: 3 if something could not be healed, 1 if the scrub could not be done.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -56,7 +59,7 @@ pub(crate) struct Resume {
 /// How it is done and shown.
 #[derive(clap::Args)]
 struct How {
-    /// Do not heal anything; images are opened for reading only.
+    /// Do not heal anything: images are opened for reading only, and a mount may be read-only.
     #[arg(long, short)]
     readonly: bool,
     /// Wait for the end, also on a mount.
