@@ -196,6 +196,7 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
 fn advice(hint: Hint) -> Option<&'static str> {
     Some(match hint {
         Hint::EndOtherUser => "unmount it, or end the program that uses it",
+        Hint::Scrub => "oleo scrub start verifies a mount beside its users",
         Hint::NameOtherDevices => "--device names the others, --scan finds them, --degraded reads without them",
         Hint::MakeRoom => "make the image larger (--size), or delete something",
         Hint::ChooseOtherName => "choose another name, or remove what is there first",

@@ -1,4 +1,5 @@
-//! Checking an image: everything is rebuilt from what is on disk and compared; nothing is changed.
+//! Checking an image: everything is rebuilt from what is on disk and compared; nothing is changed. What is in use changes meanwhile, so it is
+//! not checked: a [scrub](crate::scrub) verifies it.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,7 +19,7 @@ use oleo_format::Classified;
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
 use crate::image::open_devices;
-use crate::{Access, OpenOptions, Result};
+use crate::{Access, Error, Hint, OpenOptions, Result};
 
 pub use oleo_check::{
     CheckError, CheckOptions, Counts, Finding, Kind, Place, Progress, Report, Severity, check as volume,
@@ -40,23 +41,28 @@ oleo_format::setters!(Start { backup: Option<usize>, super_copy: Option<usize> }
 /// Checks the file system in an image or on a device that nobody has mounted.
 ///
 /// # Errors
-/// What cannot be opened for reading cannot be checked: no superblock, no chunk tree, devices missing (unless `degraded`).
+/// What cannot be opened for reading cannot be checked: no superblock, no chunk tree, devices missing (unless `degraded`). Nor can what is in use
+/// ([`Access::ReadOnlyInUse`]): it changes meanwhile, so that what is found would say nothing.
 pub fn image(path: impl AsRef<Path>, open: &OpenOptions, start: Start, how: &CheckOptions<'_>) -> Result<Report> {
     let path = path.as_ref();
     let check = || {
+        if open.access == Access::ReadOnlyInUse {
+            let text = "a volume that is in use cannot be checked, since it changes meanwhile";
+            return Err(Error::refused(oleo_fs::errno::EBUSY, text).with_hint(Hint::Scrub));
+        }
         let devices = open_devices(path, &OpenOptions { access: Access::ReadOnly, ..open.clone() })?;
         let Start { backup, super_copy } = start;
         let options = VolumeOptions { write: false, degraded: open.degraded, backup, super_copy };
         let volume = Volume::open(devices, &options)?;
         if volume.has_placement_tree() {
             let text = "a volume with a raid-stripe tree cannot be checked yet";
-            return Err(crate::Error::refused(oleo_fs::errno::EOPNOTSUPP, text));
+            return Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, text));
         }
         match oleo_check::check(&volume, how) {
             Ok(report) => Ok(report),
             Err(CheckError::Volume(error)) => Err(error.into()),
-            Err(error) => Err(crate::Error::refused(error.class().errno, error.to_string())),
+            Err(error) => Err(Error::refused(error.class().errno, error.to_string())),
         }
     };
-    check().map_err(|error: crate::Error| error.of_image(path))
+    check().map_err(|error| error.of_image(path))
 }

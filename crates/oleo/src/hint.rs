@@ -22,6 +22,8 @@ macro_rules! hints {
 hints! {
     /// Someone else uses the device: unmount it, or end the program that uses it.
     EndOtherUser,
+    /// The volume is in use and changes meanwhile: a scrub verifies it beside its users ([`scrub`](crate::scrub)).
+    Scrub,
     /// Devices of the volume are missing: name them ([`OpenOptions::devices`](crate::OpenOptions::devices)), have them looked for, or
     /// read without them (`degraded`).
     NameOtherDevices,

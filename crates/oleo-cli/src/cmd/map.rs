@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Write the numbers behind the pictures, as JSON.
     #[arg(long)]
     json: bool,
-    /// Check the volume, too, and put what is found on the map.
+    /// Check the volume, too, and put what is found on the map. Not on a mount: there see `oleo scrub start`, and --findings.
     #[arg(long)]
     check: bool,
     /// Put on the map what `oleo check --json` or a scrub with --json has written to this file; repeat it for each.
@@ -70,12 +70,13 @@ impl Args {
             findings.push(Findings::of_json(&text).map_err(|error| misuse!("{}: {error}", path.display()))?);
         }
         let source = Source::find(&self.path, &self.others)?;
-        let mut map = source.map(&MapOptions { table_bytes: self.memory, space_only: self.space_only })?;
         if self.check {
+            // First, since a volume that is in use is refused here.
             let report =
                 oleo::check::image(&source.image, &source.options, Start::default(), &CheckOptions::default())?;
-            map.add_findings(Findings::of_check(&report));
+            findings.insert(0, Findings::of_check(&report));
         }
+        let mut map = source.map(&MapOptions { table_bytes: self.memory, space_only: self.space_only })?;
         findings.into_iter().for_each(|found| map.add_findings(found));
         let text = match form {
             Form::Html => to_html(&map),

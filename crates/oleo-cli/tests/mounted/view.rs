@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{Mount, json, ok};
+use crate::{Mount, fails, json, ok};
 
 /// A running explorer, ended with the guard.
 struct Explorer {
@@ -56,8 +56,8 @@ impl Drop for Explorer {
     }
 }
 
-/// Goal: on a mount the map has the numbers of `filesystem usage` and `du --set`, and the explorer shows what is there, also what comes later and while a balance moves everything. Method: files, a map, an explorer; more files;
-/// a balance, with downloads and maps meanwhile, compared with what was written.
+/// Goal: on a mount the map has the numbers of `filesystem usage` and `du --set`, a check of it is refused with what to do instead, and the explorer
+/// shows what is there, also what comes later and while a balance moves everything. Method: files, a map, an explorer; more files; a balance, with downloads and maps meanwhile, compared with what was written.
 #[test]
 fn live() {
     let Some(mut mount) = Mount::new("") else { return };
@@ -80,6 +80,8 @@ fn live() {
         );
     }
     let frees = json(&dir, &["filesystem", "du", "--json", "--set", "m/v", "m"])["frees"].as_u64().unwrap();
+    let refused = fails(&dir, &["map", "--check", "m"]);
+    assert!(refused.contains("in use cannot be checked") && refused.contains("oleo scrub start"), "{refused}");
     let subvols = map["sharing"]["subvols"].as_array().unwrap();
     let v = subvols.iter().find(|subvol| subvol["path"] == "v").unwrap();
     assert_eq!(v["alone"].as_u64(), Some(frees));
