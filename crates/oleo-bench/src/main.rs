@@ -24,6 +24,7 @@ mod fsmark;
 mod fsync;
 mod image_build;
 mod library;
+mod many_devices;
 mod measure;
 mod mount_io;
 mod mount_metadata;
@@ -31,8 +32,10 @@ mod mounted;
 mod nbd;
 mod peer;
 mod quota;
+mod raid_write;
 mod ref_heads;
 mod remote;
+mod replace;
 mod restore;
 mod scaling;
 mod scrub;
@@ -182,6 +185,25 @@ const BENCHES: &[Bench] = &[
                btrfs scrub start -B -r of a mount over loop devices, and beside reading what is in chunks with a process for each device; \
                --part makes it smaller",
         run: scrub::run,
+    },
+    Bench {
+        name: "raid-write",
+        times: Timed::Calls,
+        what: "a file on raid5 of 4 and raid6 of 6 devices, loop devices over files in memory, on volumes that mkfs.btrfs made: in-process and on \
+               the mount beside system calls on the kernel's; written in order by 1 MiB, then at random by 64 KiB and 4 KiB, each with one \
+               fsync at the end that counts, then by 4 KiB with an fsync each; one thread; between them all is synced, which does not count, \
+               and what caches have stays; and how many rows ours wrote whole, in part, and with a record; --part divides the sizes, --only \
+               'raid6'",
+        run: raid_write::run,
+    },
+    Bench {
+        name: "replace",
+        times: Timed::Commands,
+        what: "one of 4 devices with 4 GiB of files (raid5; raid10 with 2 GiB) replaced by an empty one, loop devices over files in memory: oleo replace \
+               start of the devices, which opens and closes the volume, and -B of a mount, beside btrfs replace start -B of a mount, and beside dd \
+               with fsync of what the device has in chunks, used or not; all end with what was copied on the new device; caches are dropped \
+               before each run; --part makes it smaller",
+        run: replace::run,
     },
     Bench {
         name: "image-build",
