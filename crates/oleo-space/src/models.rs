@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use oleo_format::{ByteLen, Logical, TreeId};
 use shuttle::sync::atomic::AtomicU64;
-use shuttle::sync::{Mutex, RwLock};
+use shuttle::sync::{Condvar, Mutex, RwLock};
 use shuttle::thread;
 
 use crate::account::Pool;
@@ -15,6 +15,7 @@ use crate::atomic::AtomicCell;
 use crate::index::{BitTree, tell};
 use crate::ledger::LedgerOf;
 use crate::sync::{MutexLike, RwLockLike, SyncPrimitives};
+use crate::wakeups::{Sleep, Wakeups};
 use crate::{ExtentKind, RefChange, RefKey};
 
 /// Schedules tried of each model.
@@ -211,6 +212,57 @@ fn who_has_a_promise_is_not_refused() {
         let searcher = groups.clone();
         let search = Box::new(move || assert!(searcher.search().is_some(), "one of two is free"));
         threads(vec![moves, search]);
+    });
+}
+
+/// Threads that sleep, as the scheduler wakes them.
+#[derive(Default)]
+struct Asleep {
+    waiting: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Sleep for Asleep {
+    fn until(&self, over: impl Fn() -> bool) {
+        let mut waiting = self.waiting.lock().unwrap();
+        while !over() {
+            waiting = self.changed.wait(waiting).unwrap();
+        }
+    }
+    fn wake(&self, change: impl FnOnce()) {
+        let waiting = self.waiting.lock().unwrap();
+        change();
+        drop(waiting);
+        self.changed.notify_all();
+    }
+}
+
+/// Goal: nobody sleeps through an event, also if it comes between the look and the wait.
+/// Method: three threads take turns, each waiting for its own, which another one's change makes; the scheduler finds it if all of them
+/// sleep.
+#[test]
+fn nobody_sleeps_through_an_event() {
+    check(|| {
+        let wakeups = Arc::new(Wakeups::<AtomicU64, Asleep>::default());
+        let turn = Arc::new(AtomicU64::new(0));
+        let own = |own: u64| -> Box<dyn FnOnce() + Send> {
+            let (wakeups, turn) = (wakeups.clone(), turn.clone());
+            Box::new(move || {
+                for round in 0..2 {
+                    loop {
+                        let seen = wakeups.seen();
+                        if AtomicCell::load(&*turn) == 3 * round + own {
+                            break;
+                        }
+                        wakeups.wait(seen);
+                    }
+                    turn.add(1);
+                    wakeups.notify();
+                }
+            })
+        };
+        threads(vec![own(0), own(1), own(2)]);
+        assert_eq!(AtomicCell::load(&*turn), 6);
     });
 }
 

@@ -8,6 +8,7 @@ pub(crate) trait Count {
     fn get(&self) -> u64;
     fn add(&self, n: u64);
     fn sub(&self, n: u64);
+    fn set(&self, n: u64);
     /// May fail without a reason; the number seen is the error.
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64>;
 }
@@ -26,6 +27,9 @@ macro_rules! count {
             }
             fn sub(&self, n: u64) {
                 self.fetch_sub(n, SeqCst);
+            }
+            fn set(&self, n: u64) {
+                self.store(n, SeqCst);
             }
             fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
                 self.compare_exchange_weak(old, new, SeqCst, SeqCst)

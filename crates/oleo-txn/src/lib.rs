@@ -11,6 +11,7 @@ mod backrefs;
 mod barrier;
 mod bookkeeping;
 mod commit;
+mod copies;
 mod count;
 mod csums;
 mod data_ahead;

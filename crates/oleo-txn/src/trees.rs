@@ -6,8 +6,8 @@
 //! are evicted. So a state may disappear whenever no commit and no stage is running; inside one, states that were looked up
 //! stay. A reader of a root item meanwhile counts evictions ([`Known::evictions`]), since what it has read may be older.
 //!
-//! Each look-up needs the newest root of its tree. A thread keeps copies of the roots it used last ([`Trees::peek_root`]) and compares the
-//! number of changes ([`Trees::changes`]), which only commits and stages raise: so a look-up takes no lock and writes nothing.
+//! Each look-up needs the newest root of its tree. A thread keeps copies of the roots it used last ([`Trees::peek_root`], `copies`) and compares
+//! the number of changes, which only commits and stages raise: so a look-up takes no lock and writes nothing.
 //!
 //! Locks: that of the map, held for a look-up or a store, never over I/O; and that of the set of trees that are gone, a leaf,
 //! which is looked at under it.
@@ -22,6 +22,7 @@ use oleo_lock::{RwLock, rank};
 use oleo_tree::{Blocks, DropProgress, TreeRoot};
 
 use crate::TxnError;
+use crate::copies::{Copied, Counted};
 
 /// One tree.
 #[derive(Clone)]
@@ -108,11 +109,10 @@ impl Known {
 /// Roots that a thread keeps; those of one file system's subvolume, its bookkeeping trees, and a few more.
 const ROOTS_KEPT: usize = 8;
 
-/// A root as of so many changes of the trees of one engine.
+/// A copy of a root of the trees with that number.
 struct Kept {
     trees: u64,
-    changes: u64,
-    root: TreeRoot,
+    root: Copied<TreeRoot>,
 }
 
 thread_local! {
@@ -123,10 +123,7 @@ thread_local! {
 pub(crate) struct Trees {
     /// Tells apart the trees of several engines.
     number: u64,
-    /// How often anything in the map was changed. Raised before the map's lock is released, so who reads the same number twice knows that
-    /// nothing has been changed in between.
-    changes: AtomicU64,
-    map: RwLock<rank::Trees, Known>,
+    map: Counted<RwLock<rank::Trees, Known>>,
     /// Trees that were taken apart. Their numbers are not given out again, and a thread that has just read their items from an
     /// older root tree must not bring them back.
     gone: RwLock<rank::TreesGone, HashSet<TreeId>>,
@@ -137,8 +134,7 @@ impl Default for Trees {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Trees {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
-            changes: AtomicU64::new(0),
-            map: RwLock::default(),
+            map: Counted::new(RwLock::default()),
             gone: RwLock::default(),
         }
     }
@@ -150,31 +146,22 @@ impl Trees {
         KEPT.with_borrow_mut(|kept| {
             let place = &mut kept[tree.0 as usize % ROOTS_KEPT];
             if let Some(kept) = place
-                && (kept.trees, kept.changes, kept.root.tree)
-                    == (self.number, self.changes.load(Ordering::SeqCst), tree)
+                && kept.trees == self.number
+                && kept.root.part.tree == tree
+                && self.map.is_newest(&kept.root)
             {
-                return Some(kept.root.clone());
+                return Some(kept.root.part.clone());
             }
-            let known = self.map.read();
-            let changes = self.changes.load(Ordering::SeqCst);
-            let root = known.trees.get(&tree)?.root.clone();
-            drop(known);
+            let copied = self.map.copy(|known| known.trees.get(&tree).map(|state| state.root.clone()))?;
+            let root = copied.part.clone();
             // One with blocks that are not on disk would keep them all in memory for as long as this thread does nothing.
-            *place = root.is_settled().then(|| Kept { trees: self.number, changes, root: root.clone() });
+            *place = root.is_settled().then_some(Kept { trees: self.number, root: copied });
             Some(root)
         })
     }
 
-    /// Changes the map.
-    fn change<R>(&self, f: impl FnOnce(&mut Known) -> R) -> R {
-        let mut known = self.map.write();
-        let result = f(&mut known);
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        result
-    }
-
     pub(crate) fn set(&self, state: TreeState) {
-        self.change(|known| {
+        self.map.change(|known| {
             known.note(state.root.tree, state.changed);
             known.trees.insert(state.root.tree, state);
         });
@@ -182,7 +169,7 @@ impl Trees {
 
     pub(crate) fn remove(&self, tree: TreeId) {
         self.gone.write().insert(tree);
-        self.change(|known| {
+        self.map.change(|known| {
             known.trees.remove(&tree);
             known.changed.remove(&tree);
             known.unsettled.remove(&tree);
@@ -196,13 +183,13 @@ impl Trees {
 
     /// Those whose root items are stale, in the order of their numbers.
     pub(crate) fn changed(&self) -> Vec<TreeState> {
-        let known = self.map.read();
+        let known = self.map.value.read();
         known.changed.iter().filter_map(|tree| known.trees.get(tree)).cloned().collect()
     }
 
     /// Those that were looked at for changing since the last commit, in the order of their numbers.
     pub(crate) fn touched(&self) -> Vec<TreeState> {
-        let known = self.map.read();
+        let known = self.map.value.read();
         let mut all: Vec<_> = known.unsettled.iter().filter_map(|tree| known.trees.get(tree)).cloned().collect();
         all.sort_unstable_by_key(|state| state.root.tree);
         all
@@ -210,7 +197,7 @@ impl Trees {
 
     /// Changes a state that was looked up in this commit or stage.
     pub(crate) fn update(&self, tree: TreeId, f: impl FnOnce(&mut TreeState)) {
-        self.change(|known| {
+        self.map.change(|known| {
             debug_assert!(known.trees.contains_key(&tree), "{tree} is changed and was not looked up");
             if let Some(t) = known.trees.get_mut(&tree) {
                 f(t);
@@ -221,12 +208,12 @@ impl Trees {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.map.read().trees.len()
+        self.map.value.read().trees.len()
     }
 
     /// Every root as it is now is on disk, and so are the items: drops the blocks in memory, and states.
     pub(crate) fn committed(&self) {
-        self.change(|known| {
+        self.map.change(|known| {
             for tree in std::mem::take(&mut known.unsettled) {
                 if let Some(t) = known.trees.get_mut(&tree) {
                     t.root = t.root.settled();
@@ -240,7 +227,7 @@ impl Trees {
     pub(crate) fn get(&self, blocks: &Blocks, tree: TreeId) -> Result<Option<TreeState>, TxnError> {
         for _ in 0..LOOKS_MAX {
             let (evictions, root_tree) = {
-                let known = self.map.read();
+                let known = self.map.value.read();
                 if let Some(state) = known.trees.get(&tree) {
                     return Ok(Some(state.clone()));
                 }
@@ -249,7 +236,7 @@ impl Trees {
             };
             let found = find(blocks, &root_tree, tree)?;
             // Somebody may have changed the tree between the look and now: what is there wins, …
-            let mut known = self.map.write();
+            let mut known = self.map.value.write();
             if self.is_gone(tree) {
                 return Ok(None);
             }

@@ -13,7 +13,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,14 +57,89 @@ fn names_hypervisor(cpuinfo: &str) -> bool {
     flags.is_some_and(|(_, flags)| flags.split_ascii_whitespace().any(|flag| flag == "hypervisor"))
 }
 
+/// An atomic number. Tests substitute one whose every step `shuttle`'s scheduler decides, so that orders weaker than those of the
+/// scheduler are argued here: nothing but the numbers themselves passes from thread to thread, and each is late at worst.
+trait Word {
+    fn new(value: u64) -> Self;
+    fn get(&self) -> u64;
+    fn set(&self, value: u64);
+}
+
+macro_rules! word {
+    ($atomic:ty, $read:expr, $write:expr) => {
+        impl Word for $atomic {
+            fn new(value: u64) -> Self {
+                Self::new(value)
+            }
+            fn get(&self) -> u64 {
+                self.load($read)
+            }
+            fn set(&self, value: u64) {
+                self.store(value, $write);
+            }
+        }
+    };
+}
+
+word!(AtomicU64, Ordering::Acquire, Ordering::Release);
+#[cfg(test)]
+word!(shuttle::sync::atomic::AtomicU64, Ordering::SeqCst, Ordering::SeqCst);
+
 /// What both threads use, on a line of its own.
 #[repr(align(128))]
-struct Shared {
+struct Shared<W = AtomicU64> {
     /// How often requests came.
-    count: AtomicU64,
-    /// The poller sleeps, or is about to.
-    asleep: AtomicBool,
-    stop: AtomicBool,
+    count: W,
+    /// 1: the poller sleeps, or is about to.
+    asleep: W,
+    stop: W,
+}
+
+impl<W: Word> Shared<W> {
+    fn new() -> Shared<W> {
+        Shared { count: W::new(0), asleep: W::new(1), stop: W::new(0) }
+    }
+
+    fn is_asleep(&self) -> bool {
+        self.asleep.get() > 0
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.get() > 0
+    }
+
+    /// Requests came; only one thread says so.
+    fn add(&self) {
+        self.count.set(self.count.get() + 1);
+    }
+
+    fn wake(&self, unpark: impl FnOnce()) {
+        self.asleep.set(0);
+        unpark();
+    }
+
+    fn end(&self, unpark: impl FnOnce()) {
+        self.stop.set(1);
+        self.wake(unpark);
+    }
+
+    /// The poller: sleeps, and when it is woken takes turns until `is_quiet` says so of the count.
+    fn poll(&self, park: impl Fn(), mut is_quiet: impl FnMut(u64) -> bool) {
+        loop {
+            while self.is_asleep() && !self.is_over() {
+                park();
+            }
+            loop {
+                if self.is_over() {
+                    return;
+                }
+                if is_quiet(self.count.get()) {
+                    break;
+                }
+            }
+            self.asleep.set(1);
+        }
+    }
 }
 
 /// The side of the ring's thread. Dropped, it ends the poller.
@@ -81,8 +156,7 @@ impl HaltPoll {
     /// # Errors
     /// No thread can be started.
     pub fn start(processor: usize) -> io::Result<HaltPoll> {
-        let shared =
-            Arc::new(Shared { count: AtomicU64::new(0), asleep: AtomicBool::new(true), stop: AtomicBool::new(false) });
+        let shared = Arc::new(Shared::new());
         let name = format!("fuse-poll-{processor}");
         let poller = std::thread::Builder::new().name(name).spawn({
             let shared = shared.clone();
@@ -98,10 +172,8 @@ impl HaltPoll {
 
     /// A wait has ended with requests.
     pub fn came(&mut self) {
-        let shared = &*self.shared;
-        // Only this thread writes it.
-        shared.count.store(shared.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        if !shared.asleep.load(Ordering::Relaxed) {
+        self.shared.add();
+        if !self.shared.is_asleep() {
             return;
         }
         let now = Instant::now();
@@ -109,12 +181,11 @@ impl HaltPoll {
         self.last = now;
         if self.near >= BURST {
             self.near = 0;
-            self.wake();
+            self.shared.wake(|| self.unpark());
         }
     }
 
-    fn wake(&self) {
-        self.shared.asleep.store(false, Ordering::Release);
+    fn unpark(&self) {
         if let Some(poller) = &self.poller {
             poller.thread().unpark();
         }
@@ -123,8 +194,7 @@ impl HaltPoll {
 
 impl Drop for HaltPoll {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.wake();
+        self.shared.end(|| self.unpark());
         if let Some(poller) = self.poller.take() {
             // It cannot panic, and nothing would follow from it.
             let _ = poller.join();
@@ -134,27 +204,24 @@ impl Drop for HaltPoll {
 
 /// The poller.
 fn poll(shared: &Shared) {
-    loop {
-        while shared.asleep.load(Ordering::Acquire) && !shared.stop.load(Ordering::Acquire) {
-            std::thread::park();
+    // The count that was seen last, and when it was new.
+    let mut seen: Option<(u64, Instant)> = None;
+    shared.poll(std::thread::park, |count| {
+        let now = Instant::now();
+        match seen {
+            Some((last, since)) if last == count => {
+                if now - since > KEEP {
+                    seen = None;
+                    return true;
+                }
+            }
+            _ => seen = Some((count, now)),
         }
-        let (mut seen, mut last) = (shared.count.load(Ordering::Relaxed), Instant::now());
-        loop {
-            for _ in 0..TURNS {
-                std::hint::spin_loop();
-            }
-            if shared.stop.load(Ordering::Acquire) {
-                return;
-            }
-            let (count, now) = (shared.count.load(Ordering::Relaxed), Instant::now());
-            if count != seen {
-                (seen, last) = (count, now);
-            } else if now - last > KEEP {
-                break;
-            }
+        for _ in 0..TURNS {
+            std::hint::spin_loop();
         }
-        shared.asleep.store(true, Ordering::Release);
-    }
+        false
+    });
 }
 
 #[cfg(test)]
@@ -177,16 +244,55 @@ mod tests {
         let shared = halt_poll.shared.clone();
         halt_poll.came();
         halt_poll.came();
-        assert!(shared.asleep.load(Ordering::Relaxed), "single requests cost nobody a processor");
+        assert!(shared.is_asleep(), "single requests cost nobody a processor");
         // Other tests may keep this thread from its processor for longer than what is near.
         let begin = Instant::now();
-        while shared.asleep.load(Ordering::Relaxed) {
+        while shared.is_asleep() {
             assert!(begin.elapsed() < Duration::from_secs(20), "requests in succession wake it");
             halt_poll.came();
         }
-        until(|| shared.asleep.load(Ordering::Relaxed));
+        until(|| shared.is_asleep());
         drop(halt_poll);
         assert_eq!(Arc::strong_count(&shared), 1, "the poller has ended");
+    }
+
+    /// Goal: a poller that is woken wakes up, whenever it was about to sleep, and ends when it is to. Method: a thread says that requests came, wakes
+    /// the poller whenever it says that it sleeps, and waits until it has taken a turn; the poller sleeps after each second turn without requests. A
+    /// scheduler decides every step, and finds it if both sleep.
+    #[test]
+    fn whoever_is_woken_wakes_up() {
+        use shuttle::sync::atomic::AtomicU64 as Scheduled;
+        use shuttle::sync::{Condvar, Mutex};
+        let model = || {
+            let shared = Arc::new(Shared::<Scheduled>::new());
+            let turns = Arc::new((Mutex::new(0u64), Condvar::new()));
+            let poller = shuttle::thread::spawn({
+                let (shared, turns) = (shared.clone(), turns.clone());
+                move || {
+                    let mut seen = None;
+                    shared.poll(shuttle::thread::park, |count| {
+                        *turns.0.lock().unwrap() += 1;
+                        turns.1.notify_all();
+                        seen.replace(count) == Some(count)
+                    });
+                }
+            });
+            for _ in 0..3 {
+                shared.add();
+                if shared.is_asleep() {
+                    let before = *turns.0.lock().unwrap();
+                    shared.wake(|| poller.thread().unpark());
+                    let mut now = turns.0.lock().unwrap();
+                    while *now == before {
+                        now = turns.1.wait(now).unwrap();
+                    }
+                }
+            }
+            shared.end(|| poller.thread().unpark());
+            poller.join().unwrap();
+        };
+        shuttle::check_random(model, 3000);
+        shuttle::check_pct(model, 3000, 3);
     }
 
     #[test]
