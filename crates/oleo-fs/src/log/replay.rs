@@ -282,7 +282,7 @@ impl<'a> Replay<'a> {
             ..logged
         };
         // Not taken for fresh: a subvolume that lies may have items of an inode that it does not have.
-        let inode = Arc::new(Inode::new(self.subvol.clone(), ino, fields, false));
+        let inode = Arc::new(Inode::new(&self.subvol, ino, fields, false));
         inode.write().fields_mut(self.handle);
         if logged.kind() == FileKind::File {
             self.files.insert(ino.0);

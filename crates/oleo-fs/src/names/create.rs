@@ -122,7 +122,7 @@ impl Fs {
         let core = self.core();
         let mut fields = start.fields(new, h.generation().0, now);
         fields.nlink = u32::from(named.is_some());
-        let inode = Inode::new(dir.subvol().clone(), ino, fields, true).made_in(dir.ino());
+        let inode = Inode::new(dir.subvol(), ino, fields, true).made_in(dir.ino());
         let made = InodeRef::new(Arc::new(inode));
         let attr = {
             let mut child = made.write();

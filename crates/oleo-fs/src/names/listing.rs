@@ -94,7 +94,7 @@ impl Fs {
             for ((at, ticket), fields) in absent.into_iter().zip(parsed) {
                 let ino = inos[at];
                 let Some(fields) = fields.transpose()? else { continue };
-                let loaded = Arc::new(Inode::new(subvol.clone(), ino, fields, false));
+                let loaded = Arc::new(Inode::new(subvol, ino, fields, false));
                 found[at] = match cache.enter((subvol.id(), ino.0), loaded, ticket) {
                     Some(inode) => Some(inode),
                     None => self.core().inode(subvol, ino)?,

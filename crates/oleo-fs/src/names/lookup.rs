@@ -109,7 +109,7 @@ impl Fs {
             otime: parent.mtime,
             ..InodeFields::default()
         };
-        Ok(InodeRef::new(Arc::new(Inode::new_empty_subvol_dir(dir.subvol().clone(), fields))))
+        Ok(InodeRef::new(Arc::new(Inode::new_empty_subvol_dir(dir.subvol(), fields))))
     }
 
     /// The directory that a directory is in, across subvolumes; `None` at the top.

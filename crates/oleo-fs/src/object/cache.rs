@@ -112,6 +112,13 @@ impl Shard {
     }
 }
 
+/// Where an inode lies among so many shards, a power of two. Numbers in a row have shards of their own, so that threads which make files at the
+/// same time do not meet in one; each row begins somewhere else, so that numbers at equal distances do not all lie in one either.
+fn shard_of((tree, ino): CacheKey, shards: usize) -> usize {
+    let row = (tree.0.rotate_left(32) ^ (ino / SHARDS as u64)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (row >> 32).wrapping_add(ino) as usize % shards
+}
+
 impl InodeCache {
     pub(crate) fn new(inodes_max: usize) -> InodeCache {
         // A shard keeps one at least.
@@ -163,8 +170,7 @@ impl InodeCache {
     }
 
     fn shard_of(&self, key: CacheKey) -> usize {
-        let mixed = (key.0.0 ^ key.1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> 56) as usize % self.shards.len()
+        shard_of(key, self.shards.len())
     }
 
     /// Enters a loaded inode, unless another thread has; returns the one that is in memory now. `None`: what was loaded may
@@ -245,7 +251,32 @@ impl InodeCache {
 
 #[cfg(test)]
 mod tests {
+    use oleo_format::TreeId;
+
     use super::*;
+
+    /// Goal: inodes made one after the other lie in different shards, and shards are evenly filled whatever the distance of the numbers. Method: rows
+    /// that begin anywhere; numbers at distances of powers of two and beside them; the same number in many trees.
+    #[test]
+    fn shards_are_evenly_filled() {
+        let fullest = |keys: &mut dyn Iterator<Item = CacheKey>| {
+            let mut counts = [0; SHARDS];
+            keys.for_each(|key| counts[shard_of(key, SHARDS)] += 1);
+            counts.into_iter().max()
+        };
+        for from in [256, 257, 70_000, 1 << 40] {
+            let end = (from / SHARDS as u64 + 1) * SHARDS as u64;
+            assert_eq!(fullest(&mut (from..end).map(|ino| (TreeId::FS, ino))), Some(1));
+            assert!(fullest(&mut (from..from + SHARDS as u64).map(|ino| (TreeId::FS, ino))) <= Some(2));
+        }
+        let each = 64;
+        for distance in [2, 3, 255, 256, 257, 512, 4096, 65_536, 1 << 32] {
+            let numbers = (0..each * SHARDS as u64).map(|n| (TreeId::FS, 257 + n * distance));
+            assert!(fullest(&mut { numbers }) <= Some(2 * each), "{distance} apart");
+        }
+        let trees = (0..each * SHARDS as u64).map(|n| (TreeId(256 + n), 257));
+        assert!(fullest(&mut { trees }) <= Some(2 * each));
+    }
 
     /// Goal: commits look at inodes that others hold seldom, and at such as they have unpinned each time.
     /// Method: the commits that look are counted, for entries that stay and for entries that go.

@@ -126,7 +126,7 @@ impl ItemsMut for WriteGuard<'_> {
 }
 
 fn alive(inode: &Inode, state: &InodeState) -> Result<(), FsError> {
-    if state.gone || inode.subvol.is_deleted() { Err(FsError::Stale) } else { Ok(()) }
+    if state.gone || inode.subvol().is_deleted() { Err(FsError::Stale) } else { Ok(()) }
 }
 
 impl ReadGuard<'_> {

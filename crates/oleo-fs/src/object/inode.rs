@@ -33,7 +33,7 @@ use crate::log::LogMark;
 use crate::object::Core;
 use crate::object::delta::ItemMap;
 use crate::object::fields::InodeFields;
-use crate::object::subvol::Subvol;
+use crate::object::subvol::{Share, Subvol};
 
 /// The object that holds the orphan items of a subvolume (`BTRFS_ORPHAN_OBJECTID` in the UAPI header).
 pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
@@ -152,7 +152,7 @@ impl InodeState {
 
 /// An inode in memory. See [`InodeRef`](crate::InodeRef) for the handle that users hold.
 pub struct Inode {
-    pub(super) subvol: Arc<Subvol>,
+    subvol: Arc<Share>,
     pub(super) ino: Ino,
     /// The directory it was made in, while it was in memory ever since; else 0. New files are placed near those of the same directory.
     directory: Ino,
@@ -187,9 +187,9 @@ impl Inode {
         self.directory
     }
 
-    pub(crate) fn new(subvol: Arc<Subvol>, ino: Ino, fields: InodeFields, fresh: bool) -> Inode {
+    pub(crate) fn new(subvol: &Arc<Subvol>, ino: Ino, fields: InodeFields, fresh: bool) -> Inode {
         Inode {
-            subvol,
+            subvol: Share::of(subvol),
             ino,
             directory: Ino(0),
             state: RwLock::new(InodeState {
@@ -220,18 +220,18 @@ impl Inode {
     }
 
     /// The empty directory that a snapshot shows where its source had a nested subvolume.
-    pub(crate) fn new_empty_subvol_dir(subvol: Arc<Subvol>, fields: InodeFields) -> Inode {
+    pub(crate) fn new_empty_subvol_dir(subvol: &Arc<Subvol>, fields: InodeFields) -> Inode {
         Inode { empty_subvol_dir: true, ..Inode::new(subvol, Ino::EMPTY_SUBVOL_DIR, fields, true) }
     }
 
     /// The subvolume that the inode is in.
     pub fn subvol(&self) -> &Arc<Subvol> {
-        &self.subvol
+        self.subvol.subvol()
     }
 
     /// The number of the tree that the inode is in.
     pub fn tree(&self) -> TreeId {
-        self.subvol.id()
+        self.subvol().id()
     }
 
     /// Its number, unique within the subvolume.
@@ -245,7 +245,7 @@ impl Inode {
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
-        self.subvol.core()
+        self.subvol().core()
     }
 
     /// Where it comes in the order of inodes: lists are sorted by this, and several locks taken in this order.

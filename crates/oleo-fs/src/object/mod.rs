@@ -261,7 +261,7 @@ impl Core {
                 fields = item.map(|item| InodeFields::parse(item, key));
             })?;
             let Some(fields) = fields.transpose()? else { return Ok(None) };
-            Ok(Some(Arc::new(Inode::new(subvol.clone(), ino, fields, false))))
+            Ok(Some(Arc::new(Inode::new(subvol, ino, fields, false))))
         })
     }
 
@@ -277,7 +277,7 @@ impl Core {
     pub(crate) fn object(self: &Arc<Self>, tree: TreeId, objectid: u64) -> Result<Arc<Inode>, FsError> {
         let subvol = self.tree(tree)?;
         let loaded = self.cache.get_or_load((tree, objectid), || {
-            Ok(Some(Arc::new(Inode::new(subvol.clone(), Ino(objectid), InodeFields::default(), false))))
+            Ok(Some(Arc::new(Inode::new(&subvol, Ino(objectid), InodeFields::default(), false))))
         })?;
         loaded.ok_or(FsError::NotFound)
     }

@@ -8,11 +8,15 @@
 //!
 //! If there are many, those that nobody uses are dropped from memory after a commit ([`Subvols`]).
 //!
+//! Inodes hold it by [`Share`]s, one for each thread that makes inodes or loads them, so that threads which do do not all write to the count of
+//! its holders, beside which all read its number.
+//!
 //! Locks: `root` is a leaf.
 //! Not here: creating, snapshotting and deleting subvolumes (`subvolumes`).
 
-use std::sync::Arc;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Ino, Key, RootFlags, RootItem, TreeId};
@@ -42,6 +46,38 @@ pub struct Subvol {
     snapshots_begun: AtomicU32,
     /// Orphans that a crash left behind have been looked for.
     pub(crate) orphans_seen: AtomicBool,
+}
+
+/// A thread's part in a subvolume. On lines of its own, the count of its holders included.
+#[repr(align(128))]
+pub(crate) struct Share(Arc<Subvol>);
+
+/// Shares that a thread finds again, at the place that the subvolume's number names.
+const SHARES_KEPT: usize = 8;
+
+thread_local! {
+    /// Weakly, so that a subvolume which nobody uses can be dropped.
+    static SHARES: RefCell<[Weak<Share>; SHARES_KEPT]> = const { RefCell::new([const { Weak::new() }; SHARES_KEPT]) };
+}
+
+impl Share {
+    /// That of the calling thread.
+    pub(crate) fn of(subvol: &Arc<Subvol>) -> Arc<Share> {
+        let place = subvol.id.0 as usize % SHARES_KEPT;
+        // Whatever is dropped here is dropped outside of the thread's places: it may be the last of a file system.
+        let kept = SHARES.try_with(|shares| shares.borrow()[place].upgrade()).ok().flatten();
+        if let Some(share) = kept.filter(|share| Arc::ptr_eq(&share.0, subvol)) {
+            return share;
+        }
+        let share = Arc::new(Share(subvol.clone()));
+        let _before =
+            SHARES.try_with(|shares| std::mem::replace(&mut shares.borrow_mut()[place], Arc::downgrade(&share)));
+        share
+    }
+
+    pub(crate) fn subvol(&self) -> &Arc<Subvol> {
+        &self.0
+    }
 }
 
 /// See [`Subvol::begin_snapshot`].
