@@ -246,6 +246,14 @@ const BENCHES: &[Bench] = &[
         run: mount_io::run,
     },
     Bench {
+        name: "transfer-sizes",
+        times: Timed::Mounts,
+        what: "data in calls of 4 KiB, 64 KiB, 256 KiB and 1 MiB, each one request: written, written over, both into the kernel's cache and direct, \
+               and read direct, over io_uring beside the same mount at /dev/fuse, in turns; fio with one job, psync, a file of 1 GiB; needs root, \
+               for enable_uring; --only picks, as in 'write 1 MiB'",
+        run: mount_io::transfers,
+    },
+    Bench {
         name: "dbench",
         times: Timed::Mounts,
         what: "dbench with 1, 4 and 16 clients on the mount and on the kernel's btrfs, both in memory: throughput, average and \

@@ -1,13 +1,15 @@
-//! Data on a mount: fio, sequential and random.
+//! Data on a mount: fio, sequential and random; and by which transport calls of which size go faster.
 
+use std::borrow::Cow;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::Args;
-use crate::measure::{Figure, Found, Report};
+use crate::measure::{Better, Figure, Found, Report};
 use crate::mounted::{Files, Fixture, Mount, tool};
 use crate::peer::Peer;
+use crate::transport::{Chosen, Transport};
 
 /// Length of the file that is worked on.
 const SIZE: &str = "1g";
@@ -80,4 +82,54 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     ));
     report.note(&format!("the pass-through is {}", fixture.pass_through(Files::Few)));
     report.in_turns(FIGURES, &args.peers(Peer::FILES), args.runs, |peer, found| one_run(&fixture, peer, args, found))
+}
+
+/// Bytes of a call, as fio and as figures call them. The kernel sends each as one request.
+const CALLS: &[(&str, &str)] = &[("4k", "4 KiB"), ("64k", "64 KiB"), ("256k", "256 KiB"), ("1m", "1 MiB")];
+
+/// What is done with calls of each size: the figure, fio's name of it, and options.
+const TRANSFERS: &[(&str, &str, &[&str])] = &[
+    ("write", "write", &[]),
+    ("write over it", "write", &["--overwrite=1"]),
+    ("write direct", "write", &["--overwrite=1", "--direct=1"]),
+    ("read direct", "read", &["--direct=1"]),
+];
+
+fn transfer_name((_, size): (&str, &str), what: &str) -> String {
+    format!("{what} {size}")
+}
+
+fn one_run_of_transfers(fixture: &Fixture, peer: Peer, args: &Args, found: &mut Found) -> Result<()> {
+    for call in CALLS {
+        let names = TRANSFERS.iter().map(|transfer| transfer_name(*call, transfer.0));
+        let wanted: Vec<bool> = names.map(|name| args.wants(&name)).collect();
+        if !wanted.contains(&true) {
+            continue;
+        }
+        let mount = fixture.fresh(peer, Files::Few)?;
+        for ((what, how, options), wanted) in TRANSFERS.iter().zip(wanted) {
+            // The file must be there for what comes next.
+            let rate = fio(&mount, how, call.0, options)?.0;
+            if wanted {
+                found.put(peer, &transfer_name(*call, what), rate);
+            }
+        }
+        mount.unmount()?;
+    }
+    fixture.must_be_sound(peer)?;
+    fixture.remove(peer);
+    Ok(())
+}
+
+/// Runs the benchmark of both transports.
+pub fn transfers(args: &Args, report: &mut Report) -> Result<()> {
+    ensure!(args.transport.is_none(), "transfer-sizes measures both transports in one run");
+    let _offered = Chosen::set(Transport::Rings)?;
+    let fixture = Fixture::new(args.old.as_deref())?;
+    let peers = [args.peers(&[Peer::Oleo]), vec![Peer::AtDevice]].concat();
+    report.note(&format!("ours over io_uring; fio, one job, psync, a file of {SIZE}; median of {} runs", args.runs));
+    let rate = |name| Figure { name: Cow::Owned(name), unit: "MiB/s", better: Better::More, aims: &[] };
+    let all = CALLS.iter().flat_map(|call| TRANSFERS.iter().map(|transfer| transfer_name(*call, transfer.0)));
+    let figures: Vec<Figure> = all.map(rate).collect();
+    report.in_turns(&figures, &peers, args.runs, |peer, found| one_run_of_transfers(&fixture, peer, args, found))
 }

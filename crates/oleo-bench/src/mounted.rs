@@ -108,14 +108,14 @@ impl Fixture {
     }
 
     fn image(&self, peer: Peer) -> PathBuf {
-        self.scratch.path().join(format!("{}.image", peer.name()))
+        self.scratch.path().join(format!("{}.image", peer.name().replace('/', "-")))
     }
 
     /// An empty mount; earlier contents are removed.
     pub fn fresh(&self, peer: Peer, files: Files) -> Result<Mount> {
         let image = self.image(peer);
         match peer {
-            Peer::Oleo | Peer::Old => {
+            Peer::Oleo | Peer::Old | Peer::AtDevice => {
                 let _ = std::fs::remove_file(&image);
                 let size = IMAGE_LEN.to_string();
                 let args = ["mkfs", "-q", "--size", &size, image.to_str().context("path")?];
@@ -152,6 +152,9 @@ impl Fixture {
         match peer {
             Peer::Oleo | Peer::Old => {
                 Served::mount(self.command(peer)?, &[image], "noatime", limits).map(Mount::Served)
+            }
+            Peer::AtDevice => {
+                Served::mount(self.command(peer)?, &[image], "noatime,io_uring=off", limits).map(Mount::Served)
             }
             Peer::Kernel => self.oracle.mount(&[image], "").map(Mount::Kernel),
             Peer::Ext4 | Peer::Ext4Scan => mount_ext4(&self.oracle, &image, peer).map(Mount::Kernel),

@@ -12,6 +12,9 @@ pub enum Peer {
     /// `oleo mount` of an older build.
     #[value(skip)]
     Old,
+    /// `oleo mount` at `/dev/fuse`, beside the one over io_uring.
+    #[value(skip)]
+    AtDevice,
     /// The kernel's btrfs.
     Kernel,
     /// The kernel's ext4 with mb_optimize_scan=0.
@@ -45,7 +48,7 @@ impl Peer {
 
     /// Whether `oleo mount` serves it.
     pub fn is_oleo(self) -> bool {
-        matches!(self, Peer::Oleo | Peer::Old)
+        matches!(self, Peer::Oleo | Peer::Old | Peer::AtDevice)
     }
 
     /// As figures call it.
@@ -54,6 +57,7 @@ impl Peer {
             Peer::Library => "in-process",
             Peer::Oleo => "oleo",
             Peer::Old => "oleo before",
+            Peer::AtDevice => "at /dev/fuse",
             Peer::Kernel => "kernel",
             Peer::Ext4 => "ext4 scan=0",
             Peer::Ext4Scan => "ext4 scan=1",
