@@ -240,7 +240,8 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
                 let scratch = oracle.scratch()?;
                 let images = images(scratch.path(), count, DEVICE_LEN)?;
                 oracle.mkfs(&["-d", data, "-m", metadata], &images)?;
-                let command = if peer == Peer::Old { args.old.as_deref().context("no older command")? } else { &oleo };
+                let command =
+                    if peer == Peer::Old { args.old.as_deref().context("no older command")? } else { oleo.as_path() };
                 one_run(&Run { args, peer, volume }, &oracle, command, &images, &mut all)?;
             }
         }
