@@ -411,7 +411,7 @@ fn mounts_are_scrubbed() {
     assert!(answer.status == 409 && text.contains("oleo scrub"), "{} {text}", answer.status);
 }
 
-/// Goal: the explorer ends at once when all places are taken, too. Method: more connections than places, all of which wait with their requests.
+/// Goal: the explorer ends immediately when all places are taken, too. Method: more connections than places, all of which wait with their requests.
 #[test]
 fn ends_while_full() {
     let scratch = tempfile::tempdir().unwrap();

@@ -71,7 +71,7 @@ fn commits_between() {
     // Whoever writes has the image locked, as a mount has.
     let image = Image::open(&path, &OpenOptions::writing()).unwrap();
     let explorers = names.map(|name| (name, surprised(&path)));
-    image.remove(&image.top().unwrap(), "v/dir", Depth::One).unwrap();
+    image.remove(&image.top().unwrap(), "v/dir", Depth::Tree).unwrap();
     image.write("v/file", &new).unwrap();
     image.close().unwrap();
     overwrite(&path, &stale);
