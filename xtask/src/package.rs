@@ -22,8 +22,8 @@ pub fn run(root: &Path) -> Result<()> {
     let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
     let mut errors = Vec::new();
     let order = manifests(packages, &mut errors);
-    let allowed = allowed(&std::fs::read_to_string(root.join("deny.toml")).context("deny.toml")?);
-    let others = licences(&metadata, packages, &allowed, &mut errors);
+    let deny = std::fs::read_to_string(root.join("deny.toml")).context("deny.toml")?;
+    let others = licences(&metadata, packages, &allowed(&deny), &exceptions(&deny), &mut errors);
     for error in &errors {
         println!("error: {error}");
     }
@@ -124,8 +124,27 @@ fn allowed(deny: &str) -> BTreeSet<String> {
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
+/// The licences in the list `exceptions` of `deny.toml`, each for one crate. They are written on one line each.
+fn exceptions(deny: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut all = BTreeMap::new();
+    for (at, _) in deny.match_indices("{ crate = ") {
+        let line = deny[at..].lines().next().unwrap_or("");
+        let mut quoted = line.split('"').skip(1).step_by(2).map(str::to_owned);
+        if let Some(name) = quoted.next() {
+            all.insert(name, quoted.collect());
+        }
+    }
+    all
+}
+
 /// Checks the licence of each dependency that is not ours; returns their number.
-fn licences(metadata: &Value, packages: &[Value], allowed: &BTreeSet<String>, errors: &mut Vec<String>) -> usize {
+fn licences(
+    metadata: &Value,
+    packages: &[Value],
+    allowed: &BTreeSet<String>,
+    exceptions: &BTreeMap<String, BTreeSet<String>>,
+    errors: &mut Vec<String>,
+) -> usize {
     let mut count = 0;
     let nodes = metadata["resolve"]["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
     let used: BTreeSet<&str> = nodes.iter().map(|n| text(n, "id")).collect();
@@ -136,7 +155,8 @@ fn licences(metadata: &Value, packages: &[Value], allowed: &BTreeSet<String>, er
         if text(package, "source") != CRATES_IO {
             errors.push(format!("{name} does not come from crates.io"));
         }
-        if !is_allowed(licence, allowed) {
+        let excepted = exceptions.get(name).is_some_and(|for_it| is_allowed(licence, for_it));
+        if !excepted && !is_allowed(licence, allowed) {
             errors.push(format!("{name} has the licence {licence:?}, which deny.toml does not allow"));
         }
     }
@@ -203,6 +223,19 @@ mod tests {
         for expression in ["", "GPL-2.0", "MIT AND GPL-2.0", "Apache-2.0", "MIT) OR", "MIT MIT"] {
             assert!(!is_allowed(expression, &allowed), "{expression}");
         }
+    }
+
+    /// Goal: an exception is for its crate alone.
+    #[test]
+    fn exceptions_are_for_one_crate() {
+        let deny = "[licenses]\nallow = [\"MIT\"]\nexceptions = [{ crate = \"a\", allow = [\"MPL-2.0\"] }]\n";
+        let of =
+            |name: &str| serde_json::json!({ "name": name, "id": name, "source": CRATES_IO, "license": "MPL-2.0" });
+        let metadata = serde_json::json!({ "resolve": { "nodes": [{ "id": "a" }, { "id": "b" }] } });
+        let mut errors = Vec::new();
+        let count = licences(&metadata, &[of("a"), of("b")], &allowed(deny), &exceptions(deny), &mut errors);
+        assert_eq!((count, errors.len()), (2, 1));
+        assert!(errors[0].starts_with("b has the licence"), "{errors:?}");
     }
 
     fn package(name: &str, dependencies: Value) -> Value {
