@@ -6,7 +6,8 @@
 //! before the end is given up: then nobody has to be woken.
 //!
 //! A reply is sent whole under the sending end's lock. If that fails, or stalls, the connection is shut down: every
-//! thread finds that out when it receives or sends next, and ends.
+//! thread finds that out when it receives or sends next, and ends. If receiving fails, nothing more is received, and what
+//! was received before is answered.
 //! When the server is to end, rounds that are under way are finished, requests that come after that are refused with
 //! `ESHUTDOWN`, and the connection ends as soon as nothing more is there.
 
@@ -97,7 +98,8 @@ impl<'a> Connection<'a> {
             if let Err(end) = receiver.take_round(&terms, &mut round) {
                 receiver.ended = true;
                 if let End::Broken(why) = end {
-                    self.fail(why);
+                    // What was taken before is still answered: the last thread to end closes. Of two that fail one is the first.
+                    let _ = self.broken.set(why);
                 }
                 return;
             }

@@ -168,6 +168,23 @@ fn stops() {
     assert!(!server.socket.exists(), "its name is gone");
 }
 
+/// Goal: who breaks the protocol is still answered what came before. Method: a write is held in the device; something that is no
+/// request comes, and the server has time to find that; the write goes on.
+#[test]
+fn what_came_before_a_breach_is_answered() {
+    let ((there, is_there), (go, word)) = (channel(), channel());
+    let device = Arc::new(Moody { door: Some((there, Mutex::new(word))), ..Moody::new() });
+    let server = Running::of(device, ServeOptions::default());
+    let mut raw = server.client(true);
+    let held = raw.request(WRITE, 0, 7, 1, b"x");
+    is_there.recv_timeout(Duration::from_secs(10)).expect("the write is in the device");
+    raw.send(&[0x55; 28]);
+    std::thread::sleep(Duration::from_millis(200));
+    go.send(()).expect("the write goes on");
+    assert_eq!(raw.answer(held, 7, None), Ok(vec![]));
+    assert!(raw.is_closed());
+}
+
 /// Goal: requests that come while a server ends are refused as such. Method: requests sent just before it is stopped, by
 /// a client that does not stop sending; each is answered well or with ESHUTDOWN, and after that nothing is done.
 #[test]
