@@ -3,7 +3,7 @@
 //! Each operation is one task of a runtime of its own ([`Store::submit`] spawns it, [`Ticket::wait`] waits on a channel), so
 //! callers may be anywhere, in other runtimes too. It is one request: nothing below repeats anything, since only who knows
 //! the deadline and the condition may. What an answer says of the outcome is decided by its status ([`Asked::known`]), which
-//! `http` notes: a condition was certainly not met only at 412.
+//! `http` notes: a condition was certainly not met only at 412, and where Azure says 409 because the object exists.
 //!
 //! A store that goes with operations under way leaves their outcome unknown.
 
@@ -361,8 +361,12 @@ impl Asked {
 
     /// What an error says of the outcome.
     fn known(&self, error: &object_store::Error, noted: &Noted) -> StoreError {
-        let text = said(error);
-        let Some(status) = noted.status() else {
+        let cause = cause(error);
+        let text = line(&cause);
+        // Azure deletes by a batch of one, in which the answer is.
+        let within = |status: u16| if status == 202 { batched(&cause).unwrap_or(status) } else { status };
+        let status = noted.status().map(within);
+        let Some(status) = status else {
             return match noted.is_sent() {
                 // Nothing was sent: there are no keys to sign it with.
                 false if self.answered.load(Ordering::Relaxed) => StoreError::Away(text),
@@ -376,6 +380,8 @@ impl Asked {
             404 if has(&["NoSuchBucket", "ContainerNotFound", "bucket does not exist"]) => StoreError::Denied(text),
             404 | 410 => StoreError::Absent,
             412 => StoreError::Condition,
+            // So Azure says that what must not exist does.
+            409 if self.cloud == Cloud::Azure && has(&["BlobAlreadyExists"]) => StoreError::Condition,
             301 | 302 | 307 | 308 => StoreError::Denied(format!("the bucket is in another region or place: {text}")),
             401 | 403 => StoreError::Denied(text),
             400 if has(&["ExpiredToken", "InvalidToken", "InvalidAccessKey", "AuthorizationHeaderMalformed"]) => {
@@ -410,12 +416,27 @@ fn is_connecting(error: &object_store::Error) -> bool {
 
 /// The innermost cause, or what the store says in its words, in one line.
 fn said(error: &object_store::Error) -> String {
+    line(&cause(error))
+}
+
+/// The innermost cause.
+fn cause(error: &object_store::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         text = error.to_string();
         cause = error.source();
     }
+    text
+}
+
+/// The status of the one answer in a batch, as the cause of an error ends with it.
+fn batched(cause: &str) -> Option<u16> {
+    cause.rsplit_once("(code: ")?.1.strip_suffix(')')?.parse().ok()
+}
+
+/// What the store says in its words, in one line.
+fn line(text: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;
         rest.split_once(&format!("</{name}>")).map(|(value, _)| value)
@@ -423,7 +444,7 @@ fn said(error: &object_store::Error) -> String {
     let text = match (element("Code"), element("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         (Some(code), None) => code.to_owned(),
-        (None, _) => text,
+        (None, _) => text.to_owned(),
     };
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT_LEN_MAX).collect()
 }

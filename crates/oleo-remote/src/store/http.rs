@@ -116,8 +116,10 @@ struct Service {
 #[async_trait::async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        // Nothing else than our operations deletes.
-        let is_own = request.extensions().get::<Marker>().is_some() || request.method().as_str() == "DELETE";
+        // Nothing else than our operations deletes, which Azure does by batches.
+        let is_batch = || request.uri().query().is_some_and(|query| query.split('&').any(|word| word == "comp=batch"));
+        let is_delete = || request.method().as_str() == "DELETE" || is_batch();
+        let is_own = request.extensions().get::<Marker>().is_some() || is_delete();
         let noted = NOTED.try_with(Arc::clone).ok().filter(|_| is_own);
         if let Some(noted) = &noted {
             noted.sent.fetch_add(1, Ordering::Relaxed);

@@ -69,7 +69,7 @@ fn old() -> Cond {
     Cond::Match(Version { etag: "\"1\"".into(), generation: None })
 }
 
-/// Goal: only 412 says that a condition certainly was not met; after anything else that may have been carried out, the
+/// Goal: only 412 says of S3 that a condition certainly was not met; after anything else that may have been carried out, the
 /// outcome is unknown; nothing is repeated. Method: a row for each answer.
 #[test]
 fn answers_to_conditions() {
@@ -176,6 +176,43 @@ fn other_clouds() {
         assert!(requests[0].to_ascii_lowercase().contains(is_match), "{}", requests[0]);
         assert!(requests[1].to_ascii_lowercase().contains(is_absent), "{}", requests[1]);
     }
+}
+
+/// Goal: what Azure says in ways of its own is understood: that an object exists already, and what became of a deletion, which is
+/// within a batch. Method: a row for each answer, and what is made of it.
+#[test]
+fn answers_of_azure() {
+    let batch = |status: &str| {
+        let part = "Content-Type: application/http\r\nContent-ID: 0";
+        let body = format!("--b\r\n{part}\r\n\r\nHTTP/1.1 {status}\r\nx-ms-version: 1\r\n\r\n\r\n--b--\r\n");
+        answer("202 Accepted", "Content-Type: multipart/mixed; boundary=b\r\n", &body)
+    };
+    let exists = "<Error><Code>BlobAlreadyExists</Code><Message>It exists.</Message></Error>";
+    let leased = "<Error><Code>LeaseAlreadyPresent</Code><Message>Leased.</Message></Error>";
+    let (endpoint, thread) = server(vec![
+        answer("409 Conflict", "", exists),
+        answer("409 Conflict", "", leased),
+        batch("202 Accepted"),
+        batch("404 The specified blob does not exist."),
+        batch("403 Forbidden"),
+        batch("500 Internal"),
+    ]);
+    let settings = [("AZURE_STORAGE_ACCOUNT_NAME", "account"), ("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")];
+    let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+    let how = StoreOptions { endpoint: Some(endpoint), settings, ..StoreOptions::default() };
+    // Its prefix makes keys longer than the texts that are kept.
+    let url = format!("az://bucket/{}", "long".repeat(TEXT_LEN_MAX / 4));
+    let store = CloudStore::open(&Url::parse(&url).expect("url"), &how).expect("store");
+    let delete = || store.submit(Op::Delete { key: "seg/0a/1-1".into() }, soon(&store)).wait();
+    assert_eq!(put(&store, Cond::Absent), Err(StoreError::Condition));
+    assert!(matches!(put(&store, Cond::Absent), Err(StoreError::Unknown(_))));
+    assert_eq!(delete(), Ok(Answer::Deleted));
+    assert_eq!(delete(), Ok(Answer::Deleted), "it was not there");
+    assert!(matches!(delete(), Err(StoreError::Denied(_))));
+    assert!(matches!(delete(), Err(StoreError::Unknown(_))));
+    drop(store);
+    let requests = thread.join().expect("server");
+    assert!(requests[2].starts_with("POST /bucket"), "{}", requests[2]);
 }
 
 /// Goal: a store that is not there, and one that does not answer, are told apart, and neither takes longer than it may.
