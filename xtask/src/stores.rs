@@ -1,9 +1,12 @@
-//! `cargo xtask stores [versitygw] [radosgw] [rbd]`: volumes on servers that are too large for CI: the tests of volumes on stores over
-//! versitygw and over the gateway of Ceph, and network block devices over images of Ceph.
+//! `cargo xtask stores [versitygw] [radosgw] [rbd] [azurite]`: volumes on servers that are too large for CI: the tests of volumes on
+//! stores over versitygw, over the gateway of Ceph and over Azurite, which stands for Azure; and network block devices over images of
+//! Ceph.
 //!
 //! Each server is brought up below `target/stores`, by itself, and ended afterwards; nothing of it stays but what was installed.
-//! versitygw is built by Go from its module (some minutes the first time); Ceph's programs are Debian's, and are installed when this
-//! runs as root. What cannot be had is a failure, by name; the others still run.
+//! versitygw is built by Go from its module (some minutes the first time), Azurite comes from npm; Ceph's programs are Debian's, and
+//! are installed when this runs as root. What cannot be had is a failure, by name; the others still run.
+//!
+//! Nothing stands for Google: fake-gcs-server 1.56 does not take the uploads of Google's XML API, which volumes use.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
@@ -15,6 +18,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// What is built of versitygw.
 const VERSITYGW: &str = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
+/// What npm installs.
+const AZURITE: &str = "azurite@3.35.0";
 /// Programs of Ceph and their packages.
 const CEPH: [(&str, &str); 5] = [
     ("ceph-mon", "ceph-mon"),
@@ -27,23 +32,27 @@ const CEPH: [(&str, &str); 5] = [
 const RBD_PACKAGE: &str = "qemu-block-extra";
 /// Keys and the bucket that the tests use (`oleo_sim::moto`).
 const KEY: &str = "testing";
+/// The same as Azure's keys are told.
+const KEY_BASE64: &str = "dGVzdGluZw==";
 const BUCKET: &str = "bucket";
 /// The cluster's name for itself.
 const FSID: &str = "11111111-2222-3333-4444-555555555555";
 /// Bytes that the store of the cluster may take in memory.
 const OSD_BYTES: u64 = 4 << 30;
+/// After so many seconds somebody who was killed has an image no more; 30 without being told.
+const OSD_WATCH: u64 = 10;
 /// Bytes of an image of Ceph.
 const RBD_SIZE: &str = "2G";
 /// How long a server may take to answer.
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(200);
 
-const ALL: [&str; 3] = ["versitygw", "radosgw", "rbd"];
+const ALL: [&str; 4] = ["versitygw", "radosgw", "rbd", "azurite"];
 
 /// Runs those that are named, or all.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
     if let Some(odd) = args.iter().find(|arg| !ALL.contains(&arg.as_str())) {
-        bail!("no store {odd}; usage: cargo xtask stores [versitygw] [radosgw] [rbd]");
+        bail!("no store {odd}; usage: cargo xtask stores [{}]", ALL.join("] ["));
     }
     let mut failed = Vec::new();
     for name in ALL.iter().filter(|name| args.is_empty() || args.iter().any(|arg| arg == *name)) {
@@ -51,7 +60,8 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         let done = match *name {
             "versitygw" => versitygw(root),
             "radosgw" => radosgw(root),
-            _ => rbd(root),
+            "rbd" => rbd(root),
+            _ => azurite(root),
         };
         match done {
             Ok(()) => println!("== {name}: ok"),
@@ -101,7 +111,49 @@ fn versitygw(root: &Path) -> Result<()> {
     command.arg(format!("127.0.0.1:{port}")).arg("posix").arg(dir.join("data"));
     let _server = Server::start(&mut command, &dir.join("log"))?;
     answers(port, &dir.join("log"))?;
-    volumes(root, &format!("127.0.0.1:{port}"))
+    volumes(root, &format!("s3://127.0.0.1:{port}"))
+}
+
+fn azurite(root: &Path) -> Result<()> {
+    let dir = fresh(root, "azurite")?;
+    let own = root.join("target/stores/npm");
+    let program = own.join("node_modules/.bin/azurite-blob");
+    if !program.exists() {
+        fs::create_dir_all(&own)?;
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--no-audit", "--no-fund", "--prefix"]).arg(&own).arg(AZURITE);
+        must(npm.current_dir(&own)).context("Azurite is installed by npm, which is missing or could not")?;
+    }
+    let port = free_port()?;
+    let mut command = Command::new(program);
+    command.args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string(), "--inMemoryPersistence", "--silent"]);
+    command.args(["--disableTelemetry", "--skipApiVersionCheck"]).current_dir(&dir);
+    command.env("AZURITE_ACCOUNTS", format!("{KEY}:{KEY_BASE64}"));
+    let _server = Server::start(&mut command, &dir.join("log"))?;
+    answers(port, &dir.join("log"))?;
+    container(port)?;
+    let keys = format!("AZURE_STORAGE_ACCOUNT_NAME={KEY},AZURE_STORAGE_ACCOUNT_KEY={KEY_BASE64}");
+    volumes(root, &format!("az://127.0.0.1:{port}/{KEY},{keys}"))
+}
+
+/// Makes a container, signed with the account's key: port, account, key, name.
+const CONTAINER_OF_AZURE: &str = r#"
+import base64, email.utils, hashlib, hmac, sys, urllib.request
+port, account, key, name = sys.argv[1:]
+headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+lines = "".join(f"{word}:{value}
+" for word, value in headers.items())
+text = "PUT" + "
+" * 12 + lines + f"/{account}/{account}/{name}
+restype:container"
+signed = base64.b64encode(hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()).decode()
+headers |= {"Authorization": f"SharedKey {account}:{signed}", "Content-Length": "0"}
+url = f"http://127.0.0.1:{port}/{account}/{name}?restype=container"
+urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers))
+"#;
+
+fn container(port: u16) -> Result<()> {
+    must(Command::new("python3").args(["-c", CONTAINER_OF_AZURE, &port.to_string(), KEY, KEY_BASE64, BUCKET]))
 }
 
 fn radosgw(root: &Path) -> Result<()> {
@@ -117,7 +169,7 @@ fn radosgw(root: &Path) -> Result<()> {
     must(user.args([format!("--access-key={KEY}"), format!("--secret-key={KEY}")]).stdout(Stdio::null()))?;
     bucket(root, port)?;
     // Its conditions compare names of contents with what was sent, quotation marks and all.
-    volumes(root, &format!("127.0.0.1:{port},bare-etags"))
+    volumes(root, &format!("s3://127.0.0.1:{port},bare-etags"))
 }
 
 fn rbd(root: &Path) -> Result<()> {
@@ -131,7 +183,7 @@ fn rbd(root: &Path) -> Result<()> {
     let image = format!("rbd:rbd/volume:conf={}", ceph.conf().display());
     test(
         root,
-        &["--test=nbd", "--", "--ignored", "--nocapture", "--exact", "named::over_ceph"],
+        &["--package=oleo-cli", "--test=nbd", "--", "--ignored", "--nocapture", "--exact", "named::over_ceph"],
         ("OLEO_TEST_RBD", &image),
     )
 }
@@ -158,7 +210,7 @@ impl Ceph {
              osd_pool_default_pg_autoscale_mode = off\nmon_allow_pool_size_one = true\nmon_max_pg_per_osd = 1000\n\
              mon_data = {own}/mon\nosd_data = {own}/osd\nosd_objectstore = memstore\n\
              memstore_device_bytes = {OSD_BYTES}\nosd_crush_chooseleaf_type = 0\nosd_class_load_list = *\n\
-             osd_class_default_list = *\nrgw_data = {own}/rgw\nrgw_dns_name = 127.0.0.1\n"
+             osd_class_default_list = *\nosd_client_watch_timeout = {OSD_WATCH}\nrgw_data = {own}/rgw\nrgw_dns_name = 127.0.0.1\n"
         );
         fs::write(dir.join("ceph.conf"), conf)?;
         fs::create_dir_all(dir.join("osd"))?;
@@ -198,14 +250,16 @@ impl Ceph {
     }
 }
 
-/// The tests of volumes on stores, over a server.
+/// What stores must do, and the tests of volumes on them, over a server.
 fn volumes(root: &Path, server: &str) -> Result<()> {
-    test(root, &["--test=remote", "--", "--test-threads=2"], ("OLEO_TEST_S3", server))
+    let server = ("OLEO_TEST_STORE", server);
+    test(root, &["--package=oleo-remote", "--lib", "--", "--exact", "store::tests::s3_conforms"], server)?;
+    test(root, &["--package=oleo-cli", "--test=remote", "--", "--test-threads=2"], server)
 }
 
 fn test(root: &Path, args: &[&str], (name, value): (&str, &str)) -> Result<()> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["test", "--locked", "--package=oleo-cli"]).args(args);
+    command.args(["test", "--locked"]).args(args);
     must(command.env(name, value).env("OLEO_DEMAND_ORACLE", "1").current_dir(root))
 }
 

@@ -93,7 +93,7 @@ fn over_s3() {
     for word in Moto::options(proxy.address()).split(',') {
         how.set(word).expect("an option");
     }
-    let url = oleo_remote::Url::parse(&format!("s3://{}/volume", moto.base())).expect("url");
+    let url = oleo_remote::Url::parse(&format!("{}/volume", moto.base())).expect("url");
     rounds(&|| oleo_remote::open_store(&url, &how).expect("store"));
     assert!(proxy.lost() > 0, "of {} requests", proxy.requests());
 }

@@ -22,9 +22,9 @@ pub const BUCKET: &str = "bucket";
 /// Keys that it takes; it takes any.
 pub const KEY: &str = "testing";
 
-/// Names a server to use instead, `ADDRESS[,WORD…]`: one that has the bucket and takes the keys, and options of volumes that it needs.
-/// `cargo xtask stores` sets it.
-const OTHER: &str = "OLEO_TEST_S3";
+/// Names a server to use instead, `SCHEME://ADDRESS[/PATH][,WORD…]`: of which cloud it is, where, and the options of volumes that it needs.
+/// It has the bucket; one of S3 takes the keys. `cargo xtask stores` sets it.
+const OTHER: &str = "OLEO_TEST_STORE";
 
 /// The server; see the module's text.
 pub struct Moto {
@@ -61,7 +61,7 @@ impl Moto {
             .stderr(out)
             .spawn()
             .context("cannot run sh")?;
-        let moto = Moto { shell: Some(shell), address, log, base: BUCKET.to_owned(), _own: own };
+        let moto = Moto { shell: Some(shell), address, log, base: format!("s3://{BUCKET}"), _own: own };
         let start = Instant::now();
         while !moto.makes_bucket()? {
             ensure!(start.elapsed() < LIMIT, "moto does not answer: {}", moto.log());
@@ -72,16 +72,16 @@ impl Moto {
 
     /// One that runs already, and a prefix on it that nobody else has.
     fn other(text: &str) -> Result<Moto> {
-        let address = text.split(',').next().unwrap_or_default();
+        let Named { scheme, address, .. } = Named::of(text);
         let address = address.parse().with_context(|| format!("{OTHER}: {address} is no address"))?;
         let own = Scratch::new()?;
         let unique = own.path().file_name().map(|name| name.to_string_lossy().into_owned());
         let unique: String = unique.unwrap_or_default().chars().filter(char::is_ascii_alphanumeric).collect();
-        let base = format!("{BUCKET}/{unique}-{}", std::process::id());
+        let base = format!("{scheme}://{BUCKET}/{unique}-{}", std::process::id());
         Ok(Moto { shell: None, address, log: PathBuf::new(), base, _own: own })
     }
 
-    /// The bucket, or what there is of it for this server's user.
+    /// The name of the bucket, or of what there is of it for this server's user.
     pub fn base(&self) -> &str {
         &self.base
     }
@@ -98,9 +98,10 @@ impl Moto {
 
     /// Options of a volume, as `--remote` takes them, at this server or a proxy in front of it.
     pub fn options(at: SocketAddr) -> String {
-        let other = std::env::var(OTHER).unwrap_or_default();
-        let words = other.split_once(',').map_or(String::new(), |(_, words)| format!(",{words}"));
-        format!("endpoint=http://{at},region=us-east-1,AWS_ACCESS_KEY_ID={KEY},AWS_SECRET_ACCESS_KEY={KEY}{words}")
+        let other = std::env::var(OTHER).unwrap_or_else(|_| "s3://".into());
+        let Named { scheme, path, words, .. } = Named::of(&other);
+        let keys = format!(",region=us-east-1,AWS_ACCESS_KEY_ID={KEY},AWS_SECRET_ACCESS_KEY={KEY}");
+        format!("endpoint=http://{at}{path}{}{words}", if scheme == "s3" { keys.as_str() } else { "" })
     }
 
     /// Makes the bucket; false: nobody answers yet.
@@ -114,6 +115,25 @@ impl Moto {
             Some("200") => Ok(true),
             _ => bail!("moto does not make a bucket: {answer}"),
         }
+    }
+}
+
+/// The parts of [`OTHER`].
+struct Named<'a> {
+    scheme: &'a str,
+    address: &'a str,
+    /// With a slash before it, or empty.
+    path: &'a str,
+    /// With a comma before them, or empty.
+    words: &'a str,
+}
+
+impl Named<'_> {
+    fn of(text: &str) -> Named<'_> {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("s3", text));
+        let (place, words) = rest.split_at(rest.find(',').unwrap_or(rest.len()));
+        let (address, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+        Named { scheme, address, path, words }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A mount over a network block device, and what is left when one of the two is killed.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -65,8 +65,7 @@ fn a_mount() {
 }
 
 /// Goal: whatever fsync confirmed over the network survives kill -9 of the server in the middle of writing; the mount then gets
-/// errors, within its bounds, and goes. Method: a writer that notes what was confirmed; the server is killed, the image checked
-/// and opened, and the kernel mounts it.
+/// errors, within its bounds, and goes. Method: [`servers_are_killed`] on an image that we serve.
 #[test]
 fn the_server_is_killed() {
     if !can_mount() {
@@ -75,9 +74,15 @@ fn the_server_is_killed() {
     let scratch = Scratch::new().unwrap();
     let dir = scratch.path();
     ok(dir, &["mkfs", "--size", "400M", "i"]);
+    servers_are_killed(dir, &|socket| Process::oleo_at(socket, &[&dir.join("i")], &[]), &|| dir.join("i"));
+}
+
+/// A writer on a mount notes what was confirmed; its server, which `serve` starts, is killed, three times; what it served, which
+/// `raw` makes a file of, is checked, and mounted by us and by the kernel.
+pub fn servers_are_killed(dir: &Path, serve: &dyn Fn(&Path) -> Process, raw: &dyn Fn() -> PathBuf) {
     let socket = dir.join("s");
     for round in 0..3 {
-        let server = Process::oleo_at(&socket, &[&dir.join("i")], &[]);
+        let server = serve(&socket);
         let mut mounted = mount(&[&server.uri("")], "");
         let mut confirmed = Vec::new();
         let stop = AtomicBool::new(false);
@@ -104,16 +109,16 @@ fn the_server_is_killed() {
         drop(mounted);
         assert!(!confirmed.is_empty());
         if let Some(oracle) = oracle() {
-            oracle.must_be_sound(&[dir.join("i")], "after the server was killed").unwrap();
+            oracle.must_be_sound(&[raw()], "after the server was killed").unwrap();
         }
         // Over the network again, with the log.
-        let server = Process::oleo_at(&socket, &[&dir.join("i")], &[]);
+        let server = serve(&socket);
         let mounted = mount(&[&server.uri("")], "");
         must_hold(mounted.path(), &confirmed);
         confirm(mounted.path(), "afterwards").unwrap();
         mounted.unmount().unwrap();
         assert!(server.end().success());
-        let kernel = oracle().unwrap().mount(&[dir.join("i")], "").unwrap();
+        let kernel = oracle().unwrap().mount(&[raw()], "").unwrap();
         must_hold(kernel.path(), &confirmed);
     }
 }
@@ -200,7 +205,7 @@ fn a_mounted_image_is_not_served() {
 }
 
 /// Goal: the server outlives the kill -9 of a mount that writes, and whatever fsync confirmed is there for the next client. Method:
-/// as above, with the mount killed.
+/// [`mounts_are_killed`] on an image that we serve.
 #[test]
 fn the_client_is_killed() {
     if !can_mount() {
@@ -209,13 +214,18 @@ fn the_client_is_killed() {
     let scratch = Scratch::new().unwrap();
     let dir = scratch.path();
     ok(dir, &["mkfs", "--size", "400M", "i"]);
-    let server = Process::oleo(&[&dir.join("i")], &[]);
+    mounts_are_killed(dir, Process::oleo(&[&dir.join("i")], &[]), &|| dir.join("i"));
+}
+
+/// Mounts over one server are killed while they write, three times; then what it served, which `raw` makes a file of, is checked,
+/// and mounted by the kernel.
+pub fn mounts_are_killed(dir: &Path, server: Process, raw: &dyn Fn() -> PathBuf) {
     let mut all = Vec::new();
     for round in 0..3 {
         let mut mounted = mount(&[&server.uri("")], "");
         must_hold(mounted.path(), &all);
         for i in 0..20 {
-            let name = format!("r{round}-{i}");
+            let name = format!("m{round}-{i}");
             confirm(mounted.path(), &name).unwrap();
             all.push(name);
         }
@@ -233,7 +243,7 @@ fn the_client_is_killed() {
     }
     assert!(server.end().success());
     let oracle = oracle().unwrap();
-    oracle.must_be_sound(&[dir.join("i")], "after mounts were killed").unwrap();
-    let kernel = oracle.mount(&[dir.join("i")], "").unwrap();
+    oracle.must_be_sound(&[raw()], "after mounts were killed").unwrap();
+    let kernel = oracle.mount(&[raw()], "").unwrap();
     must_hold(kernel.path(), &all);
 }

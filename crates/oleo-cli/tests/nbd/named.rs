@@ -2,7 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Scratch, oracle};
@@ -10,6 +10,7 @@ use rustix::process::Signal;
 
 use crate::common::{fails_with, ok, run};
 use crate::harness::{Process, nbdsh, same, sparse, tool};
+use crate::mounted;
 
 const MIB: u64 = 1 << 20;
 
@@ -19,6 +20,48 @@ fn nbdkit(args: &[&str]) -> Process {
         let own = ["--foreground", "--exit-with-parent", "--unix", socket];
         own.iter().chain(args).map(|&arg| arg.to_owned()).collect()
     })
+}
+
+/// nbdfuse, which makes a file of an export, until it is unmounted.
+struct File {
+    child: Child,
+    at: PathBuf,
+}
+
+impl File {
+    fn of(at: PathBuf, uri: &str) -> File {
+        std::fs::create_dir(&at).unwrap();
+        let child = Command::new("nbdfuse").arg(at.join("file")).arg(uri).stdin(Stdio::null()).spawn();
+        let mut child = child.unwrap_or_else(|e| panic!("nbdfuse: {e} (scripts/test installs what tests need)"));
+        let start = Instant::now();
+        while !at.join("file").exists() {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("nbdfuse ended ({status})");
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "nbdfuse does not mount");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        File { child, at }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.at.join("file")
+    }
+
+    fn end(mut self) {
+        tool("fusermount3", &["-u", self.at.to_str().unwrap()]);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            let _ = Command::new("fusermount3").arg("-uz").arg(&self.at).status();
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
 }
 
 /// A directory with a tree to fill in.
@@ -142,25 +185,47 @@ fn over_qemu_nbd() {
     }
 }
 
-/// Goal: an image of Ceph is a device through qemu-nbd: commands, a mount that is used, and what the checker of the kernel's says of it.
+/// Goal: an image of Ceph is a device through qemu-nbd: for commands, for mounts that write, under kill -9 of server and of mount, and
+/// the kernel takes turns with us on it. Method: as over qemu-nbd, the loads of `mounted`, and nbdfuse, which makes a file of the export
+/// that the kernel mounts and writes.
 #[test]
 #[ignore = "needs Ceph: `cargo xtask stores rbd`"]
 fn over_ceph() {
     let image = std::env::var("OLEO_TEST_RBD").expect("`cargo xtask stores rbd` sets it");
+    let oracle = oracle().expect("`cargo xtask stores` demands it");
     let scratch = Scratch::new().unwrap();
     let dir = scratch.path();
     source(dir);
-    let server = Process::start("qemu-nbd", |socket| {
-        ["--persistent", "--shared=8", "--format=raw", "--discard=unmap", "--socket", socket, &image]
-            .map(str::to_owned)
-            .into()
-    });
+    let serve = |socket: &Path| {
+        Process::start_at(socket, "qemu-nbd", |socket| {
+            ["--persistent", "--shared=8", "--format=raw", "--discard=unmap", "--socket", socket, &image]
+                .map(str::to_owned)
+                .into()
+        })
+    };
+    let raw = || {
+        let to = dir.join("raw");
+        tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", &image, to.to_str().unwrap()]);
+        to
+    };
+    let socket = dir.join("s");
+    let server = serve(&socket);
     use_it(dir, &server.uri(""), None);
-    server.end();
-    tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", &image, dir.join("raw").to_str().unwrap()]);
-    if let Some(oracle) = oracle() {
-        oracle.must_be_sound(&[dir.join("raw")], "over an image of Ceph").unwrap();
-    }
+    // The kernel on the image itself.
+    let file = File::of(dir.join("fuse"), &server.uri(""));
+    let kernel = oracle.mount(&[file.path()], "").unwrap();
+    assert!(same(&dir.join("src/sub/large"), &kernel.path().join("received/w/large")));
+    std::fs::copy(dir.join("src/sub/large"), kernel.path().join("kernel")).unwrap();
+    kernel.unmount().unwrap();
+    file.end();
+    assert!(ok(dir, &["check", "--data", &server.uri("")]).contains("clean"));
+    std::fs::remove_dir_all(dir.join("out")).unwrap();
+    ok(dir, &["restore", &server.uri(""), "out"]);
+    assert!(same(&dir.join("src/sub/large"), &dir.join("out/kernel")), "what the kernel wrote");
+    assert!(server.end().success());
+    oracle.must_be_sound(&[raw()], "over an image of Ceph").unwrap();
+    mounted::servers_are_killed(dir, &serve, &raw);
+    mounted::mounts_are_killed(dir, serve(&socket), &raw);
 }
 
 /// Goal: a volume may have some of its devices on the network. Method: raid1 over a file and an export; each half is enough, and the

@@ -34,7 +34,7 @@ impl Store {
         let proxy = faults.map(|faults| Proxy::start(moto.address(), faults, 7).unwrap());
         let at = proxy.as_ref().map_or(moto.address(), Proxy::address);
         Store {
-            base: format!("s3://{}", moto.base()),
+            base: moto.base().to_owned(),
             remote: format!("{HELD},{}", Moto::options(at)),
             proxy,
             _moto: Some(moto),
