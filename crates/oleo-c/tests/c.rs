@@ -71,7 +71,8 @@ impl Installed {
 fn valgrind(program: &Path, image: &Path) -> Command {
     let mut command = Command::new("valgrind");
     // What the runtime keeps to the end of the process (thread pools) is no leak; memory that nothing points to any more is.
-    command.args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--show-leak-kinds=definite"]);
+    let leaks = ["--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
+    command.args(["--quiet", "--error-exitcode=9"]).args(leaks);
     command.arg(program).arg(image);
     command
 }

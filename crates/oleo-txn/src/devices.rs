@@ -45,14 +45,14 @@ impl Inner {
     /// A replacement that is under way goes on: what is written from now on goes to the target, too.
     ///
     /// # Errors
-    /// The target is not there: what is written would be missing on it.
+    /// The target is not there, and nobody said that devices may be missing: what is written would be missing on it.
     pub(crate) fn carry_replace_on(&self) -> Result<(), TxnError> {
         let Some(item) = self.replace_item()? else { return Ok(()) };
         if !matches!(item.replace_state.get(), replace_state::STARTED | replace_state::SUSPENDED) {
             return Ok(());
         }
         let source = DevId(item.src_devid.get());
-        if self.volume.resume_target(source)? || self.volume.is_degraded() {
+        if self.volume.resume_target(source)? || self.volume.may_lack_devices() || self.volume.is_degraded() {
             return Ok(());
         }
         let text = format!(

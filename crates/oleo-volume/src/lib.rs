@@ -97,6 +97,8 @@ pub struct Volume {
     seed_rules: Vec<NodeRules>,
     chunk_tree_uuid: Uuid,
     write: bool,
+    /// It was opened to be used even if devices are missing.
+    degraded: bool,
     flushers: Flushers,
     rows: Rows,
     losses: Losses,

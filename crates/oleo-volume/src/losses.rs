@@ -171,6 +171,11 @@ impl Volume {
         self.losses.owed.load(Ordering::SeqCst) > 0 && !self.read_only()
     }
 
+    /// Whether it was opened to be used even if devices are missing.
+    pub fn may_lack_devices(&self) -> bool {
+        self.degraded
+    }
+
     /// Whether a device is lost, so that chunks are placed on the others alone.
     pub fn is_degraded(&self) -> bool {
         self.members.read().iter().any(|member| !member.seed && !member.is_sound())

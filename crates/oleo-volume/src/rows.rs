@@ -5,13 +5,13 @@
 //!
 //! *Turns*: each flush begins a new one ([`Rows::turn`]). What was written in the present turn is named by no superblock that is on a device: one that
 //! names it is written behind a flush that came later. [`Rows::stamp`] notes it. What was noted may be forgotten: more is taken for live then, which costs
-//! a record.
+//! a record. A flush waits for who has a row, since what he found not to be live may be so behind it.
 //!
 //! Locks: a shard for some of the rows; of several, in the order of their numbers; then the right to write records (`records`). They are held over the
 //! devices' work. Leaves: `stamps`, `patches`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
 use oleo_format::{ByteLen, DevId, Logical};
@@ -81,6 +81,8 @@ pub struct RowStats {
 #[derive(Default)]
 pub(crate) struct Rows {
     shards: Shards,
+    /// Somebody has had a row. Set before the row is taken and its turn is read: who finds it unset need not wait for anybody.
+    used: AtomicBool,
     pub records: Mutex<rank::StripeRecords, Records>,
     turn: AtomicU64,
     stamps: Mutex<rank::RowStamps, HashMap<(Logical, u64), Stamp>>,
@@ -132,12 +134,18 @@ impl Rows {
         let mut shards: Vec<usize> = rows.map(|(chunk, row)| shard_of(chunk, row)).collect();
         shards.sort_unstable();
         shards.dedup();
-        shards.into_iter().map(|shard| self.shards.0[shard].lock_by([shard as u64, 0, 0])).collect()
+        shards.into_iter().map(|shard| self.lock_shard(shard)).collect()
     }
 
     /// The same for one row.
     pub fn lock_one(&self, chunk: Logical, row: u64) -> MutexGuard<'_, rank::StripeRow, ()> {
-        let shard = shard_of(chunk, row);
+        self.lock_shard(shard_of(chunk, row))
+    }
+
+    fn lock_shard(&self, shard: usize) -> MutexGuard<'_, rank::StripeRow, ()> {
+        if !self.used.load(SeqCst) {
+            self.used.store(true, SeqCst);
+        }
         self.shards.0[shard].lock_by([shard as u64, 0, 0])
     }
 
@@ -164,9 +172,13 @@ impl Rows {
         self.turn.load(SeqCst)
     }
 
-    /// A flush is about to begin.
+    /// A flush is about to begin. What was found not to be live before is written, with its parity, when this returns: behind the flush a superblock may
+    /// name it.
     pub fn turn(&self) {
         self.turn.fetch_add(1, SeqCst);
+        if self.used.load(SeqCst) {
+            (0..SHARDS).for_each(|shard| drop(self.lock_shard(shard)));
+        }
     }
 
     /// Notes that a piece of a unit was written; `turn`: the one in which that began.

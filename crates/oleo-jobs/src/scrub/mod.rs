@@ -19,6 +19,7 @@ mod plan;
 mod record;
 mod rows;
 mod run;
+mod threads;
 mod throttle;
 mod walk;
 
@@ -578,8 +579,9 @@ impl Scrubber {
         self.keep();
         let orders = Orders { want: &want, devices, alone, offers: offers.as_deref() };
         let synced = if want.repair { self.fs.sync().map(drop) } else { Ok(()) };
-        let worked =
-            synced.map_err(JobError::from).and_then(|()| run::run(&self.fs, &self.shared, &orders, &|| self.keep()));
+        let worked = synced
+            .map_err(JobError::from)
+            .and_then(|()| threads::run(&self.fs, &self.shared, &orders, &|| self.keep()));
         let is_sound = worked.is_ok() && want.repair && alone && self.mark_sound(&orders.devices);
         let counted = if want.repair { self.write_counters(is_sound) } else { Ok(()) };
         let cancelled = self.state.lock().cancelled;

@@ -1,6 +1,6 @@
 //! One scrub, from the first byte of each device to the last.
 //!
-//! A thread of each device reads (`walk`): its superblocks, then its stripes in their order on it (`copies`). A chunk with parity is read by one of its devices, of
+//! A thread of each device (`threads`) reads (`walk`): its superblocks, then its stripes in their order on it (`copies`). A chunk with parity is read by one of its devices, of
 //! all of them (`rows`); the others wait there, so that what lies before a device's place is done. Threads for all cores look at what was read. A device's
 //! place is the end of what was read before everything that is still being looked at, and never behind something that could not be looked at
 //! ([`Task::leave_out`]): a scrub that is resumed comes back to that.
@@ -10,8 +10,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use oleo_format::{DevId, Generation, Logical, NodeExpect};
@@ -22,15 +22,13 @@ use oleo_volume::Volume;
 
 use super::plan::{Fault, Fit, Kind, Live, Plan, Why};
 use super::throttle::Throttle;
-use super::{Candidates, DeviceScrub, ScrubWant, Shared, Wanted, walk};
+use super::{Candidates, DeviceScrub, ScrubWant, Shared, Wanted};
 use crate::JobError;
 
-/// How often the state is kept.
-const KEEP_EVERY: Duration = Duration::from_secs(5);
 /// How often those who wait look.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Reads that wait to be looked at, for each core.
-const AHEAD_PER_CORE: usize = 2;
+pub(super) const AHEAD_PER_CORE: usize = 2;
 
 /// What was read, to be looked at.
 pub(super) trait Job: Send {
@@ -47,7 +45,7 @@ pub(super) struct Looked {
 }
 
 /// A job, and what is done with it.
-struct Given {
+pub(super) struct Given {
     job: Box<dyn Job>,
     devid: DevId,
     number: u64,
@@ -99,7 +97,7 @@ impl Order {
 /// One device's thread.
 pub(super) struct Task {
     pub devid: DevId,
-    jobs: Sender<Given>,
+    pub jobs: Sender<Given>,
 }
 
 impl Task {
@@ -149,59 +147,24 @@ pub(super) struct Orders<'a> {
     pub offers: Option<&'a dyn Candidates>,
 }
 
-/// Scrubs; `keep` is called every few seconds. What could not be looked at is the error, when all else is done.
-pub(super) fn run(fs: &Fs, shared: &Shared, orders: &Orders<'_>, keep: &dyn Fn()) -> Result<(), JobError> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let run = Run {
-        fs,
-        shared,
-        devices: &orders.devices,
-        repair: orders.want.repair && !fs.options().read_only,
-        alone: orders.alone,
-        offers: orders.offers,
-        spare: bounded(cores * AHEAD_PER_CORE + orders.devices.len()),
-        whole: Mutex::default(),
-        failed: Mutex::default(),
-    };
-    let chunks = run.volume().chunks();
-    let left = AtomicUsize::new(orders.devices.len());
-    std::thread::scope(|threads| {
-        let (jobs, work) = bounded(cores * AHEAD_PER_CORE);
-        for _ in 0..cores {
-            let (run, work) = (&run, work.clone());
-            threads.spawn(move || work.iter().for_each(|given| run.look_at(given)));
+impl<'a> Run<'a> {
+    pub fn new(fs: &'a Fs, shared: &'a Shared, orders: &'a Orders<'_>, cores: usize) -> Run<'a> {
+        Run {
+            fs,
+            shared,
+            devices: &orders.devices,
+            repair: orders.want.repair && !fs.options().read_only,
+            alone: orders.alone,
+            offers: orders.offers,
+            spare: bounded(cores * AHEAD_PER_CORE + orders.devices.len()),
+            whole: Mutex::default(),
+            failed: Mutex::default(),
         }
-        drop(work);
-        for (&devid, &from) in &orders.devices {
-            let task = Task { devid, jobs: jobs.clone() };
-            let (run, chunks, left) = (&run, &chunks, Leaves(&left, shared));
-            threads.spawn(move || {
-                let _left = left;
-                walk::read_device(run, &task, chunks, from);
-            });
-        }
-        drop(jobs);
-        let mut kept = Instant::now();
-        while left.load(SeqCst) > 0 {
-            std::thread::sleep(LOOK_EVERY);
-            if kept.elapsed() >= KEEP_EVERY {
-                keep();
-                kept = Instant::now();
-            }
-        }
-    });
-    run.failed.into_inner().map_or(Ok(()), Err)
-}
+    }
 
-/// Counts a thread that ends, however it does: for one that panicked nobody shall wait.
-struct Leaves<'a>(&'a AtomicUsize, &'a Shared);
-
-impl Drop for Leaves<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.1.stop.store(true, SeqCst);
-        }
-        self.0.fetch_sub(1, SeqCst);
+    /// What could not be looked at.
+    pub fn into_result(self) -> Result<(), JobError> {
+        self.failed.into_inner().map_or(Ok(()), Err)
     }
 }
 
@@ -343,7 +306,7 @@ impl Run<'_> {
     }
 
     /// Looks at what was read.
-    fn look_at(&self, given: Given) {
+    pub fn look_at(&self, given: Given) {
         let looked = given.job.look(self);
         for buffer in looked.buffers {
             // Full: there are enough.

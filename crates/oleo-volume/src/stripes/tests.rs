@@ -1,9 +1,12 @@
 //! Rows that were written, compared with the definition of their parity.
 
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use oleo_device::{Device, MemDevice};
 use oleo_format::{BlockGroupFlags, ByteLen, DevItem, Logical, new_super_block};
+use oleo_sim::gate::{Gate, Writes};
 use oleo_sim::rng::Rng;
 use uuid::Uuid;
 
@@ -20,34 +23,42 @@ struct Sample {
     bytes: Vec<u8>,
 }
 
+/// A volume with one data chunk of a few rows.
+fn volume_on(devices: Vec<Arc<dyn Device>>, profile: Profile) -> (Volume, ChunkMap) {
+    let count = devices.len();
+    let item = |(nth, device): (usize, Arc<dyn Device>)| {
+        let mut item = DevItem { devid: (nth as u64 + 1).into(), ..DevItem::default() };
+        item.total_bytes = (100 * MIB).into();
+        item.uuid = [nth as u8 + 1; 16];
+        (device, item)
+    };
+    let mut sb = new_super_block();
+    (sb.sectorsize, sb.nodesize) = (4096.into(), 16384.into());
+    let volume = Volume::create(devices.into_iter().enumerate().map(item).collect(), &sb, Uuid::nil()).expect("create");
+    // Something before it, so that rows do not begin at round addresses.
+    let before = ChunkWant::new(BlockGroupFlags::DATA);
+    volume.add_chunk(
+        &volume.propose_chunk(&ChunkWant { len_max: Some(ByteLen(5 * STRIPE_LEN)), ..before }).expect("room"),
+    );
+    let want = ChunkWant::new(BlockGroupFlags::DATA | profile.bits());
+    let data = profile.data_stripes(count as u64);
+    let len = ByteLen((count as u64 + 2) * data * STRIPE_LEN);
+    let plan = volume.propose_chunk(&ChunkWant { len_max: Some(len), ..want }).expect("room");
+    volume.add_chunk(&plan);
+    assert_eq!((plan.map.len, plan.map.stripes.len()), (len, count));
+    (volume, plan.map)
+}
+
 impl Sample {
     fn new(profile: Profile, count: usize) -> Sample {
         let devices: Vec<_> = (1..=count).map(|_| Arc::new(MemDevice::new(100 * MIB))).collect();
-        let item = |(nth, device): (usize, &Arc<MemDevice>)| {
-            let mut item = DevItem { devid: (nth as u64 + 1).into(), ..DevItem::default() };
-            item.total_bytes = (100 * MIB).into();
-            item.uuid = [nth as u8 + 1; 16];
-            (device.clone() as Arc<dyn Device>, item)
-        };
-        let mut sb = new_super_block();
-        (sb.sectorsize, sb.nodesize) = (4096.into(), 16384.into());
-        let volume = Volume::create(devices.iter().enumerate().map(item).collect(), &sb, Uuid::nil()).expect("create");
-        // Something before it, so that rows do not begin at round addresses.
-        let before = ChunkWant::new(BlockGroupFlags::DATA);
-        volume.add_chunk(
-            &volume.propose_chunk(&ChunkWant { len_max: Some(ByteLen(5 * STRIPE_LEN)), ..before }).expect("room"),
-        );
-        let want = ChunkWant::new(BlockGroupFlags::DATA | profile.bits());
-        let data = profile.data_stripes(count as u64);
-        let len = ByteLen((count as u64 + 2) * data * STRIPE_LEN);
-        let plan = volume.propose_chunk(&ChunkWant { len_max: Some(len), ..want }).expect("room");
-        volume.add_chunk(&plan);
-        assert_eq!((plan.map.len, plan.map.stripes.len()), (len, count));
+        let (volume, map) =
+            volume_on(devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect(), profile);
         // What is there is not zeros.
         for (nth, device) in devices.iter().enumerate() {
             device.write_at(MIB, &Rng::new(nth as u64).bytes(40 << 20)).expect("write");
         }
-        let mut sample = Sample { devices, volume, map: plan.map, bytes: vec![0; len.0 as usize] };
+        let mut sample = Sample { devices, volume, bytes: vec![0; map.len.0 as usize], map };
         sample.volume.read_data(sample.map.start, &mut sample.bytes, None).expect("read");
         sample
     }
@@ -199,4 +210,30 @@ fn writers_share_rows() {
     for row in 0..3 {
         assert!(sample.fits(row, 0..STRIPE_LEN as usize), "row {row}");
     }
+}
+
+/// Goal: a flush waits for whoever writes a part of a row. He was told that what is beside is in no superblock; behind the flush one may name it, and a
+/// crash in the middle of his write would leave it without parity. Method: a write that a device holds up; a flush meanwhile, which no device holds up.
+#[test]
+fn a_flush_waits_for_parts_of_rows() {
+    const MARK: u8 = 0x77;
+    let gates: Vec<Arc<Gate>> = (0..3).map(|_| Arc::new(Gate::new(100 * MIB))).collect();
+    let devices = gates.iter().map(|gate| gate.clone() as Arc<dyn Device>).collect();
+    let (volume, map) = volume_on(devices, Profile::Raid5);
+    let gate = &gates[map.stripes[map.rotated(0, 0)].devid.0 as usize - 1];
+    gate.shut(Writes::Of(MARK));
+    std::thread::scope(|threads| {
+        threads.spawn(|| volume.write(&[(map.start, &[MARK; SECTOR as usize])]).expect("write"));
+        gate.await_held(Writes::Of(MARK));
+        let (told, tells) = channel();
+        let volume = &volume;
+        threads.spawn(move || {
+            volume.flush().expect("flush");
+            told.send(()).expect("the test waits");
+        });
+        let early = tells.recv_timeout(Duration::from_millis(200));
+        gate.open(Writes::Of(MARK));
+        assert_eq!(early, Err(RecvTimeoutError::Timeout), "it did not wait");
+        tells.recv_timeout(Duration::from_secs(60)).expect("it ends when the row is written");
+    });
 }
