@@ -179,9 +179,12 @@ fn qgroup_change(
     Ok(done == Assigned::Exact)
 }
 
+/// Number, and bytes: what Python makes a tuple of names of.
+type Sizes = (u64, u64, u64, u64, u64);
+
 /// Number, referenced and exclusive bytes of each subvolume, and what it shares with its neighbours.
 #[pyfunction]
-fn subvolume_sizes(py: Python<'_>, handle: &Handle) -> PyResult<Vec<(u64, u64, u64, u64, u64)>> {
+fn subvolume_sizes(py: Python<'_>, handle: &Handle) -> PyResult<Vec<Sizes>> {
     let image = handle.image()?;
     let sizes = watched(py, |_| Ok(()), || {}, || image.subvol_sizes())?.or_raise(py)?;
     Ok(sizes.into_iter().map(|of| (of.id.0, of.rfer, of.excl, of.with_previous, of.with_next)).collect())

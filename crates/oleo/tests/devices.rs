@@ -157,7 +157,7 @@ fn a_target_that_fails() {
         let what = format!("after {spared} flushes: {ran:?}, {status:?}");
         match (is_device, ran.is_ok()) {
             (true, true) => {
-                must_hold(&[target.clone()], &["one"], &what);
+                must_hold(std::slice::from_ref(&target), &["one"], &what);
                 assert!(failed_at_the_end);
                 return;
             }

@@ -20,6 +20,7 @@ HINTS = {
     "AllowFewerCopies": "the profile gives up copies: ask for that (force=True)",
     "WriteToSnapshot": "write to a snapshot of it: incremental streams build on what was received",
     "NameParent": "name the parent of the incremental stream (parent=)",
+    "Scrub": "it is mounted: verify it with oleo scrub",
     "StillMounted": "make room below the image: not everything could be written, and it is still mounted",
     "KeptInMemory": "make room below the image: not everything could be written, and its server goes on trying",
     "RestIsOnDisk": "some bytes of files are lost; everything else is on disk",
