@@ -159,7 +159,7 @@ fn blocks_beside_noise() {
     for without in 0..4 {
         let image = Image::from_devices(all(Some(without)), &OpenOptions::default().degraded(true)).unwrap();
         for nth in 0..2000 {
-            let read = image.read(&format!("{nth:04}")).unwrap_or_else(|e| panic!("{nth} without {without}: {e}"));
+            let read = image.read(format!("{nth:04}")).unwrap_or_else(|e| panic!("{nth} without {without}: {e}"));
             assert!(read == Rng::new(nth).bytes(1000), "{nth} without {without}");
         }
     }

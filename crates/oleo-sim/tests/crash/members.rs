@@ -131,9 +131,9 @@ impl Case {
         journal.take();
         let candidate = || Candidate::new(faulty.clone(), uuid::Uuid::from_u128(seed.into()), true);
         let write = |image: &Image, nth: usize| -> anyhow::Result<()> {
-            image.write(&beside(nth), &content(&beside(nth)))?;
+            image.write(beside(nth), &content(&beside(nth)))?;
             journal.begin(nth);
-            image.fs().fsync(&image.find(&beside(nth))?)?;
+            image.fs().fsync(&image.find(beside(nth))?)?;
             journal.end(nth);
             Ok(())
         };
@@ -227,7 +227,7 @@ impl Ran {
         }
         let synced = progress(&self.events, cut.at).done.min(FILES);
         for nth in 0..synced {
-            anyhow::ensure!(image.read(&beside(nth))? == content(&beside(nth)), "{} is another", beside(nth));
+            anyhow::ensure!(image.read(beside(nth))? == content(&beside(nth)), "{} is another", beside(nth));
         }
         if is_whole {
             let wrong = check_without(image, &oleo_sim::crash::loss::Loss(Vec::new()));
