@@ -1,6 +1,6 @@
 //! Oleo for Python: the module `oleo._oleo`, on which the package in `python/oleo` is written.
 //!
-//! What users see is Python: classes, file objects, documentation. Here is only what needs Rust, as functions on a [`handle::Handle`]
+//! What users see is Python: classes, file objects, documentation. Here is only what needs Rust, as functions on a `handle::Handle`
 //! (`handle`), one file a subject: `files` (paths, attributes, contents), `subvolumes`, `streams` (send, receive, commands), `jobs`
 //! (balance, quota, check), `make` (new images). `errors` makes Python's exceptions, `watch` does long work.
 //!
