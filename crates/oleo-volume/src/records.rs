@@ -12,8 +12,10 @@
 //! Place: bytes 512 KiB to 1 MiB of a device, where no chunk is (`BTRFS_DEVICE_RANGE_RESERVED`) and the kernel neither reads nor writes. Boot
 //! loaders might: a device is recorded on only if all of the place is zeros or bears our mark.
 //!
-//! Invariants: a record names the superblocks that may be the newest while its columns are being written: that of the last commit, and that
-//! which is being written, if one is. With any other superblock it is done with: what it is for was written before the flush of a commit.
+//! Invariants: a record names the superblocks that may be the newest while its columns are being written: the last one, and that which is being
+//! written, if one is; a superblock with another log is another. With any other superblock it is done with: what it is for was written before the
+//! barrier of a later one. That one may name what was written beside the live sectors, too, so a record that is done with must not be applied: it would
+//! take what it does not have for something that nothing names.
 //! Locks: one record at a time, held until what it is for is written. Crash: before (1)'s flush the columns are as they were.
 
 use std::collections::BTreeMap;
@@ -50,6 +52,7 @@ const MAGIC: [u8; 8] = *b"OleoStrp";
 struct BaseBytes {
     generation: U64,
     root: U64,
+    log_root: U64,
 }
 
 /// What tells a superblock from others of its volume; all zeros is none.
@@ -58,11 +61,25 @@ pub(crate) struct Base {
     pub generation: u64,
     /// Address of the root tree.
     pub root: u64,
+    /// Address of the root of the log tree; 0 for none.
+    pub log_root: u64,
 }
 
 impl From<&SuperBlock> for Base {
     fn from(sb: &SuperBlock) -> Base {
-        Base { generation: sb.generation.get(), root: sb.root.get() }
+        Base { generation: sb.generation.get(), root: sb.root.get(), log_root: sb.log_root.get() }
+    }
+}
+
+impl From<BaseBytes> for Base {
+    fn from(BaseBytes { generation, root, log_root }: BaseBytes) -> Base {
+        Base { generation: generation.get(), root: root.get(), log_root: log_root.get() }
+    }
+}
+
+impl From<Base> for BaseBytes {
+    fn from(Base { generation, root, log_root }: Base) -> BaseBytes {
+        BaseBytes { generation: generation.into(), root: root.into(), log_root: log_root.into() }
     }
 }
 
@@ -98,7 +115,7 @@ struct EntryBytes {
     live: [U64; UNITS_MAX / 64],
 }
 
-const _: () = assert!(size_of::<HeadBytes>() == 152 && size_of::<EntryBytes>() == 64 && ENTRIES_MAX == 61);
+const _: () = assert!(size_of::<HeadBytes>() == 168 && size_of::<EntryBytes>() == 64 && ENTRIES_MAX == 61);
 
 /// Data units of a row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -254,7 +271,7 @@ fn header(rules: &NodeRules, member: &Member, bases: [Base; 2], number: u64, of:
         magic: MAGIC,
         fsid: rules.fsid.into_bytes(),
         dev_uuid: member.uuid.into_bytes(),
-        bases: bases.map(|base| BaseBytes { generation: base.generation.into(), root: base.root.into() }),
+        bases: bases.map(BaseBytes::from),
         number: number.into(),
         entries: (of.entries.len() as u32).into(),
         payload_len: (of.payload.len() as u32).into(),
@@ -324,7 +341,7 @@ fn read_half(
     let is_ours = head.magic == MAGIC
         && head.fsid == rules.fsid.into_bytes()
         && head.dev_uuid == member.uuid.into_bytes()
-        && head.bases.iter().any(|base| committed == Base { generation: base.generation.get(), root: base.root.get() })
+        && head.bases.into_iter().any(|base| committed == base.into())
         && rules.csum.csum(&bytes[32..]) == head.csum;
     let (count, len) = (head.entries.get() as usize, head.payload_len.get() as usize);
     if !is_ours || count > ENTRIES_MAX || len > PAYLOAD_MAX {

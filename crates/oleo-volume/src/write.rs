@@ -240,9 +240,13 @@ impl Volume {
     /// mirrors, flush. It differs from the one before in its first 512 bytes only, so it is never seen in parts.
     pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
+        // As for a commit: what was recorded before is written, and done with when this is the newest.
+        self.rows.records.lock().bases[1] = sb.into();
         self.barrier()?;
         self.write_mirrors(sb, &SUPER_OFFSETS[..1], &self.known_outputs(), Output::written_item)?;
-        self.flush()
+        self.flush()?;
+        self.rows.records.lock().bases = [sb.into(), Base::default()];
+        Ok(())
     }
 
     /// Writes `sb` to all mirrors but the first; durable after the next flush.
