@@ -48,7 +48,6 @@ impl Out {
     }
 
     /// A line that helps somebody who sits at a terminal; programs do not get it.
-    #[cfg(feature = "fuse")]
     pub fn advice(&self, line: impl FnOnce() -> String) {
         if !self.quiet && std::io::stderr().is_terminal() {
             eprintln!("{}", plain(&line(), &['\n', '\t']));

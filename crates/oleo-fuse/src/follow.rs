@@ -70,6 +70,9 @@ struct Seat {
     opens: u64,
     /// The moment it is shown of, and its node there.
     held: Option<(Arc<Moment>, u64)>,
+    /// The look-ups in that moment's server that are this node's. It takes back no others: whoever looks the same inode up meanwhile
+    /// may not have its node of the kernel's yet.
+    entered: u64,
 }
 
 impl Seat {
@@ -81,6 +84,13 @@ impl Seat {
 
     fn is_of(&self, moment: &Arc<Moment>) -> bool {
         self.held.as_ref().is_some_and(|(held, _)| Arc::ptr_eq(held, moment))
+    }
+
+    /// It is shown of a moment, whose server has just entered it.
+    fn hold(&mut self, moment: &Arc<Moment>, inner: u64) {
+        let is_same = self.held.as_ref().is_some_and(|(held, known)| Arc::ptr_eq(held, moment) && *known == inner);
+        self.entered = if is_same { self.entered + 1 } else { 1 };
+        self.held = Some((moment.clone(), inner));
     }
 }
 
@@ -291,7 +301,7 @@ impl Following {
             return Err(Errno::ESTALE);
         }
         (seat.committed, seat.transid) = (now.committed, attr.transid);
-        seat.held = Some((now.clone(), inner));
+        seat.hold(&now, inner);
         Ok((now, inner))
     }
 
@@ -311,7 +321,7 @@ impl Following {
             && (seat.is_of(moment) || seat.is(attr.generation, attr.transid, is_dir))
         {
             (seat.committed, seat.transid) = (moment.committed, attr.transid);
-            seat.held = Some((moment.clone(), inner));
+            seat.hold(moment, inner);
             seat.lookups += 1;
             return Some(node);
         }
@@ -325,7 +335,7 @@ impl Following {
         let held = Some((moment.clone(), inner));
         let (tree, ino) = key;
         let committed = moment.committed;
-        let seat = Seat { tree, ino, is_dir, generation, transid, committed, lookups: 1, opens: 0, held };
+        let seat = Seat { tree, ino, is_dir, generation, transid, committed, lookups: 1, opens: 0, held, entered: 1 };
         state.seats.insert(node, seat);
         state.current.insert(key, node);
         Some(node)
@@ -348,8 +358,8 @@ impl Following {
             }
             gone
         };
-        if let Some((moment, inner)) = gone.and_then(|seat| seat.held) {
-            moment.server.nodes().forget(inner, u64::MAX);
+        if let Some((seat, (moment, inner))) = gone.and_then(|mut seat| seat.held.take().map(|held| (seat, held))) {
+            moment.server.nodes().forget(inner, seat.entered);
         }
     }
 
@@ -417,7 +427,8 @@ impl Following {
         let seat = state.seats.get_mut(&node).ok_or(Errno::ESTALE)?;
         seat.opens += 1;
         if seat.held.is_none() {
-            seat.held = Some((moment, inner));
+            // A newer moment took it back meanwhile, but not from the server.
+            seat.hold(&moment, inner);
         }
         let open_flags = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;
         reply.put(&abi::OpenOut { fh: 0, open_flags, backing_id: 0 });
@@ -517,7 +528,7 @@ mod tests {
     fn seat(transid: u64, committed: u64, is_dir: bool) -> Seat {
         let (tree, ino) = (TreeId::FS, Ino(300));
         let committed = Generation(committed);
-        Seat { tree, ino, is_dir, generation: 7, transid, committed, lookups: 1, opens: 0, held: None }
+        Seat { tree, ino, is_dir, generation: 7, transid, committed, lookups: 1, opens: 0, held: None, entered: 0 }
     }
 
     /// Goal: only what cannot have changed keeps its node. Method: a table; what was synced and not committed may have changed

@@ -41,9 +41,9 @@ impl Args {
             None => None,
         };
         let explorer = Explorer::start(Explored { image, options, mount, map_bytes: self.memory }, self.port)?;
-        // The address is the result: whoever starts this as a program reads it.
+        // The address is the result, and comes last: whoever starts this as a program reads one line, and may close the pipe then.
+        out.advice(|| "open this address in a browser; Ctrl-C ends the explorer".into());
         println_or_end(&explorer.url());
-        out.note("open this address in a browser; Ctrl-C ends the explorer");
         signals.forever().next();
         explorer.stop();
         Ok(())
