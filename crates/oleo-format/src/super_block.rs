@@ -158,6 +158,7 @@ impl SuperBlock {
         self.chunk_root_level = backup.chunk_root_level;
         // The log belongs to the newest transaction.
         self.log_root = 0.into();
+        self.__unused_log_root_transid = 0.into();
         true
     }
 

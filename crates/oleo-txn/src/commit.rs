@@ -256,6 +256,7 @@ impl Inner {
         let chunk = self.tree(TreeId::CHUNK)?.root;
         sb.generation.set(generation.0);
         sb.log_root.set(0);
+        sb.__unused_log_root_transid.set(0);
         sb.log_root_level = 0;
         sb.root.set(root.logical.0);
         sb.root_level = root.level;

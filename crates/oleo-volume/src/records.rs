@@ -53,6 +53,7 @@ struct BaseBytes {
     generation: U64,
     root: U64,
     log_root: U64,
+    log_number: U64,
 }
 
 /// What tells a superblock from others of its volume; all zeros is none.
@@ -63,23 +64,32 @@ pub(crate) struct Base {
     pub root: u64,
     /// Address of the root of the log tree; 0 for none.
     pub log_root: u64,
+    /// Which log of its transaction it is: addresses of logs are used again within one.
+    pub log_number: u64,
 }
 
 impl From<&SuperBlock> for Base {
     fn from(sb: &SuperBlock) -> Base {
-        Base { generation: sb.generation.get(), root: sb.root.get(), log_root: sb.log_root.get() }
+        Base {
+            generation: sb.generation.get(),
+            root: sb.root.get(),
+            log_root: sb.log_root.get(),
+            log_number: sb.__unused_log_root_transid.get(),
+        }
     }
 }
 
 impl From<BaseBytes> for Base {
-    fn from(BaseBytes { generation, root, log_root }: BaseBytes) -> Base {
-        Base { generation: generation.get(), root: root.get(), log_root: log_root.get() }
+    fn from(BaseBytes { generation, root, log_root, log_number }: BaseBytes) -> Base {
+        let (generation, root) = (generation.get(), root.get());
+        Base { generation, root, log_root: log_root.get(), log_number: log_number.get() }
     }
 }
 
 impl From<Base> for BaseBytes {
-    fn from(Base { generation, root, log_root }: Base) -> BaseBytes {
-        BaseBytes { generation: generation.into(), root: root.into(), log_root: log_root.into() }
+    fn from(Base { generation, root, log_root, log_number }: Base) -> BaseBytes {
+        let (generation, root) = (generation.into(), root.into());
+        BaseBytes { generation, root, log_root: log_root.into(), log_number: log_number.into() }
     }
 }
 
@@ -115,7 +125,7 @@ struct EntryBytes {
     live: [U64; UNITS_MAX / 64],
 }
 
-const _: () = assert!(size_of::<HeadBytes>() == 168 && size_of::<EntryBytes>() == 64 && ENTRIES_MAX == 61);
+const _: () = assert!(size_of::<HeadBytes>() == 184 && size_of::<EntryBytes>() == 64 && ENTRIES_MAX == 61);
 
 /// Data units of a row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]

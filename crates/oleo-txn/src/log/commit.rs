@@ -107,7 +107,9 @@ impl LogCommit<'_> {
         if inner.volume.owes_commit() {
             return Ok(LogWritten::Refused(fallback::LOST_DEVICE));
         }
+        disk.number += 1;
         let mut sb = disk.committed;
+        sb.__unused_log_root_transid.set(disk.number);
         sb.log_root.set(sealed.root.logical.0);
         sb.log_root_level = sealed.root.level;
         let incompat = Incompat::from_bits_retain(inner.wanted_incompat.load(Ordering::Relaxed));

@@ -51,6 +51,9 @@ pub(crate) struct LogOnDisk {
     pub(super) committed: SuperBlock,
     /// The same with the log in it, as last written.
     pub(super) logged: Option<SuperBlock>,
+    /// Of the log last written, in a field that kernels keep and do not look at: with it no two superblocks are the same, though
+    /// logs of a transaction take each other's addresses. Records of stripes in flight tell by it whether they are done with.
+    pub(super) number: u64,
     /// A commit's superblock is being written, or is to be written again: the log in the one before has ended.
     pub(super) closed: bool,
 }
@@ -59,7 +62,7 @@ impl LogOnDisk {
     pub(crate) fn new(committed: SuperBlock) -> LogOnDisk {
         // A log that was found is as dear as one of ours.
         let logged = (committed.log_root.get() != 0).then_some(committed);
-        LogOnDisk { committed, logged, closed: false }
+        LogOnDisk { committed, logged, number: committed.__unused_log_root_transid.get(), closed: false }
     }
 
     /// Whether a log of this generation may be named by the superblock.
@@ -81,6 +84,6 @@ impl LogOnDisk {
 
     /// The superblock of a commit is on disk.
     pub(crate) fn opened(&mut self, committed: &SuperBlock) {
-        *self = LogOnDisk { committed: *committed, logged: None, closed: false };
+        *self = LogOnDisk { committed: *committed, logged: None, number: 0, closed: false };
     }
 }
