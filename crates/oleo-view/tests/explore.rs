@@ -376,7 +376,8 @@ fn archives_in_circles() {
             .unwrap();
         let mut got = Vec::new();
         let _cut = stream.take(8 << 20).read_to_end(&mut got);
-        assert!(got.starts_with(b"HTTP/1.1 200") && got.len() < 1 << 20, "{kind}: {}", got.len());
+        // What fails before the first piece may be cut before the head is sent.
+        assert!((got.is_empty() || got.starts_with(b"HTTP/1.1 200")) && got.len() < 1 << 20, "{kind}: {}", got.len());
         assert!(!got.ends_with(b"\r\n0\r\n\r\n"), "{kind}: it ends as if it were whole");
     }
 }

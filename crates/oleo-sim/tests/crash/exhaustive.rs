@@ -22,22 +22,23 @@ fn one_operation() {
     tally.must_have_tested(400, 700);
 }
 
-/// Goal: all pairs of operations, then a promise about each thing there is.
+/// Goal: all pairs of operations, then a promise about things there are: each pair with a third of them, or all (`OLEO_CRASH_SHARE` of 300 and more).
 #[test]
 fn two_operations() {
+    let every = if share(100) < 300 { 3 } else { 1 };
     let base = Base::new(Shape::BARE, &setup());
     let (ops, objects) = (operations(), objects());
     let tally = in_parallel(ops.len() * ops.len(), |i| {
         let (a, b) = (&ops[i / ops.len()], &ops[i % ops.len()]);
         let mut tally = Tally::default();
-        for (nth, object) in objects.iter().enumerate() {
+        for (nth, object) in objects.iter().enumerate().filter(|(nth, _)| (i + nth) % every == 0) {
             let script = [a.clone(), b.clone(), object.clone()];
             tally.add(verify_script(&base, &script, &FEW, seed_from(0) + (i * 100 + nth) as u64, Some(2)));
         }
         tally
     });
     tally.must_be_clean("two operations", |s| verify_script(&base, s, &ALL, 0, None));
-    tally.must_have_tested(20_000, 10_000);
+    tally.must_have_tested(20_000, 7_000);
 }
 
 /// Goal: more operations than can be tried in all orders, with promises in between.
