@@ -38,7 +38,7 @@ fn two_operations() {
         tally
     });
     tally.must_be_clean("two operations", |s| verify_script(&base, s, &ALL, 0, None));
-    tally.must_have_tested(20_000, 7_000);
+    tally.must_have_tested(7_000, 3_300);
 }
 
 /// Goal: more operations than can be tried in all orders, with promises in between.
