@@ -70,8 +70,8 @@ struct Seat {
     opens: u64,
     /// The moment it is shown of, and its node there.
     held: Option<(Arc<Moment>, u64)>,
-    /// The look-ups in that moment's server that are this node's. It takes back no others: whoever looks the same inode up meanwhile
-    /// may not have its node of the kernel's yet.
+    /// Look-ups of it in that moment's server that are taken back when the kernel forgets this node. Those of a look-up under way are not
+    /// among them: it may become another node of the kernel's.
     entered: u64,
 }
 
@@ -358,8 +358,8 @@ impl Following {
             }
             gone
         };
-        if let Some((seat, (moment, inner))) = gone.and_then(|mut seat| seat.held.take().map(|held| (seat, held))) {
-            moment.server.nodes().forget(inner, seat.entered);
+        if let Some(Seat { held: Some((moment, inner)), entered, .. }) = gone {
+            moment.server.nodes().forget(inner, entered);
         }
     }
 
@@ -427,7 +427,7 @@ impl Following {
         let seat = state.seats.get_mut(&node).ok_or(Errno::ESTALE)?;
         seat.opens += 1;
         if seat.held.is_none() {
-            // A newer moment took it back meanwhile, but not from the server.
+            // A newer moment came meanwhile, and let go of what nobody had open; the server there still knows it.
             seat.hold(&moment, inner);
         }
         let open_flags = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;

@@ -304,9 +304,9 @@ impl<'a> Verifier<'a> {
         let times_of = || self.history_of(id, times).map(|n| n.mtime);
         // A split step has times in between; and on a mount the kernel says after its writes what their time was, so that until then it
         // is that of their arrival, which may be the latest of all.
-        let latest = self.run.moments.iter().flat_map(|seen| seen.nodes.values()).map(|n| n.mtime).max();
-        let between = self.run.by_byte && times_of().min() <= Some(node.mtime) && Some(node.mtime) <= latest;
-        if !timeless && !between && !times_of().any(|mtime| mtime == node.mtime) {
+        let latest = || self.run.moments.iter().flat_map(|seen| seen.nodes.values()).map(|n| n.mtime).max();
+        let between = || self.run.by_byte && times_of().min() <= Some(node.mtime) && Some(node.mtime) <= latest();
+        if !timeless && !times_of().any(|mtime| mtime == node.mtime) && !between() {
             self.say(format!("inode {id}: mtime {:?} of no moment of {times:?}", node.mtime));
         }
         if empty || self.history_of(id, bytes).any(|n| n.data == node.data) {

@@ -22,10 +22,8 @@ fn one_operation() {
     tally.must_have_tested(400, 700);
 }
 
-/// Goal: all pairs of operations, then a promise about things there are: each pair with a third of them, or all (`OLEO_CRASH_SHARE` of 300 and more).
-#[test]
-fn two_operations() {
-    let every = if share(100) < 300 { 3 } else { 1 };
+/// All pairs of operations, then a promise about one of the things there are: each pair with one of `every`.
+fn pairs(every: usize) -> Tally {
     let base = Base::new(Shape::BARE, &setup());
     let (ops, objects) = (operations(), objects());
     let tally = in_parallel(ops.len() * ops.len(), |i| {
@@ -38,7 +36,20 @@ fn two_operations() {
         tally
     });
     tally.must_be_clean("two operations", |s| verify_script(&base, s, &ALL, 0, None));
-    tally.must_have_tested(7_000, 3_300);
+    tally
+}
+
+/// Goal: all pairs of operations, then a promise about a third of the things there are, for each pair others.
+#[test]
+fn two_operations() {
+    pairs(3).must_have_tested(7_000, 3_300);
+}
+
+/// Goal: all pairs of operations, then a promise about each thing there is.
+#[test]
+#[ignore = "minutes: `cargo xtask nightly`"]
+fn two_operations_and_each_thing() {
+    pairs(1).must_have_tested(20_000, 10_000);
 }
 
 /// Goal: more operations than can be tried in all orders, with promises in between.
