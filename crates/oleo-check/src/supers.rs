@@ -47,7 +47,7 @@ fn difference(a: &SuperBlock, b: &SuperBlock) -> Option<&'static str> {
     let plain = |sb: &SuperBlock| {
         let mut sb = *sb;
         (sb.csum, sb.bytenr, sb.dev_item) = ([0; 32], 0.into(), DevItem::default());
-        (sb.log_root, sb.log_root_level, sb.__unused_log_root_transid) = (0.into(), 0, 0.into());
+        sb.drop_log();
         sb
     };
     let (a, b) = (plain(a), plain(b));

@@ -157,9 +157,13 @@ impl SuperBlock {
         self.chunk_root_generation = backup.chunk_root_gen;
         self.chunk_root_level = backup.chunk_root_level;
         // The log belongs to the newest transaction.
-        self.log_root = 0.into();
-        self.__unused_log_root_transid = 0.into();
+        self.drop_log();
         true
+    }
+
+    /// Names no log any more: address, level and number of its root become 0.
+    pub fn drop_log(&mut self) {
+        (self.log_root, self.log_root_level, self.__unused_log_root_transid) = (0.into(), 0, 0.into());
     }
 
     /// Which backup is the newest that is not from beyond the current generation.

@@ -255,9 +255,7 @@ impl Inner {
         let root = self.tree(TreeId::ROOT)?.root;
         let chunk = self.tree(TreeId::CHUNK)?.root;
         sb.generation.set(generation.0);
-        sb.log_root.set(0);
-        sb.__unused_log_root_transid.set(0);
-        sb.log_root_level = 0;
+        sb.drop_log();
         sb.root.set(root.logical.0);
         sb.root_level = root.level;
         sb.chunk_root.set(chunk.logical.0);

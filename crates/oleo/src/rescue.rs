@@ -62,9 +62,7 @@ fn zero_log_of(devices: &[Arc<dyn Device>], degraded: bool) -> Result<Option<Dro
     found.retain(|(_, _, sb)| sb.log_root.get() != 0);
     let copies = u32::try_from(found.len()).unwrap_or(u32::MAX);
     for (device, at, mut sb) in found {
-        sb.log_root.set(0);
-        sb.__unused_log_root_transid.set(0);
-        sb.log_root_level = 0;
+        sb.drop_log();
         device.write_at(at, &sb.to_bytes(at))?;
     }
     for device in devices {
