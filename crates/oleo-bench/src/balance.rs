@@ -49,7 +49,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let (scratch, oleo) = (oracle.scratch()?, measure::oleo()?);
     report.note(&format!("all metadata of {FILES} files; median of {} runs", args.runs));
     for (snapshots, touched) in [(16, false), (64, false), (64, true)] {
-        let what = format!("{snapshots} snapshots{}", if touched { ", touched" } else { "" });
+        let what = format!("{snapshots} {}snapshots", if touched { "touched " } else { "" });
         if !args.wants(&what) {
             continue;
         }

@@ -164,6 +164,7 @@ mod image;
 pub mod inspect;
 pub mod layers;
 mod log;
+pub mod memory;
 pub mod mkfs;
 mod notices;
 mod ops;
