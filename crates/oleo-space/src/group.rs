@@ -118,10 +118,21 @@ pub(crate) struct Sets {
 
 static NO_SETS: Sets = Sets { freed: Ranges::EMPTY, pinned: Ranges::EMPTY, held: Ranges::EMPTY };
 
+/// What was given out in one turn ([`Space::turn`](crate::Space::turn)) of a group with rows: nothing on a device names it. It may be forgotten.
+#[derive(Default)]
+struct Granted {
+    turn: u64,
+    ranges: Ranges,
+}
+
+/// Ranges of [`Granted`] of one group; further ones are not noted.
+const GRANTED_MAX: usize = 4096;
+
 /// What a group has that is not idle.
 struct Live {
     content: Content,
     sets: Sets,
+    granted: Granted,
     /// Grows with each change of the runs.
     changes: u32,
     /// Bytes of memory that were counted for the runs.
@@ -138,7 +149,8 @@ impl State {
     fn live(&mut self) -> &mut Live {
         self.0.get_or_insert_with(|| {
             let content = Content::Unloaded;
-            Box::new(Live { content, sets: Sets::default(), changes: 0, memory: 0, recent: true })
+            let (sets, granted) = Default::default();
+            Box::new(Live { content, sets, granted, changes: 0, memory: 0, recent: true })
         })
     }
 
@@ -174,6 +186,9 @@ impl State {
     /// Changes what is known of the runs; returns by how many bytes that changes what all runs take.
     pub(crate) fn set_content(&mut self, content: Content) -> i64 {
         let live = self.live();
+        if !matches!(content, Content::Loaded(_)) {
+            live.granted = Granted::default();
+        }
         live.content = content;
         live.recent = true;
         let delta = self.count_memory();
@@ -185,7 +200,7 @@ impl State {
     pub(crate) fn count_memory(&mut self) -> i64 {
         let Some(live) = &mut self.0 else { return 0 };
         let now = match &live.content {
-            Content::Loaded(runs) => u32::try_from(runs.memory()).unwrap_or(u32::MAX),
+            Content::Loaded(runs) => u32::try_from(runs.memory() + live.granted.ranges.memory()).unwrap_or(u32::MAX),
             Content::Unloaded | Content::Loading => 0,
         };
         i64::from(now) - i64::from(std::mem::replace(&mut live.memory, now))
@@ -200,6 +215,37 @@ impl State {
         let answer = change(&mut self.live().sets);
         self.rest();
         answer
+    }
+
+    /// Something on a device names a run, whoever had it before in this turn.
+    pub(crate) fn forget_granted(&mut self, start: u64, end: u64) {
+        if let Some(live) = &mut self.0 {
+            live.granted.ranges.remove(start, end);
+        }
+    }
+
+    /// Notes that a run was given out in a turn.
+    pub(crate) fn note_granted(&mut self, turn: u64, start: u64, end: u64) {
+        let Granted { turn: of, ranges } = &mut self.live().granted;
+        if *of != turn {
+            (*of, *ranges) = (turn, Ranges::EMPTY);
+        }
+        if ranges.count() < GRANTED_MAX {
+            ranges.unite(start, end);
+        }
+    }
+
+    /// Whether all of a run is free.
+    pub(crate) fn is_free(&self, start: u64, end: u64) -> bool {
+        self.runs().and_then(|runs| runs.at_or_after(start)).is_some_and(|(from, to)| from <= start && end <= to)
+    }
+
+    /// Whether all of a run was given out in a turn; `false` if that was forgotten.
+    pub(crate) fn was_granted(&self, turn: u64, start: u64, end: u64) -> bool {
+        let granted = self.0.as_ref().map(|live| &live.granted).filter(|granted| granted.turn == turn);
+        granted
+            .and_then(|granted| granted.ranges.at_or_after(start))
+            .is_some_and(|(from, to)| from <= start && end <= to)
     }
 
     /// Differs if the runs have changed, while they are known.

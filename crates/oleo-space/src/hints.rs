@@ -1,9 +1,9 @@
 //! Where an allocation begins to look: behind the last one of its stream or its directory, or at a start cursor (see `pick`).
 //!
-//! Invariants: none that anything depends on. The numbers are hints; what another thread writes meanwhile harms nobody.
+//! Invariants: turns rise. Nothing depends on the other numbers: they are hints, and what another thread writes meanwhile harms nobody.
 //! Locks: none, atomics only.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use oleo_format::Logical;
@@ -143,11 +143,13 @@ impl AllocationHints {
 
     /// What was allocated so far is about to become durable.
     pub(crate) fn next_turn(&self) {
-        self.turn.fetch_add(1, Relaxed);
+        self.turn.fetch_add(1, SeqCst);
     }
 
-    fn turn(&self) -> u64 {
-        self.turn.load(Relaxed)
+    /// The present turn. Something does depend on this one ([`Space::is_unnamed`](crate::Space::is_unnamed)): whoever begins to write a row that a flush does
+    /// not wait for sees the turn that began before the flush.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn.load(SeqCst)
     }
 
     /// Something was put into a fresh row.

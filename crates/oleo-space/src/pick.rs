@@ -16,7 +16,8 @@
 //!
 //! Rows: what is at least as long as a row of a group with parity begins where a row does. What follows its goal goes on in the row as long as nothing of it
 //! has become durable ([`Space::turn`]); afterwards it goes to the next row, unless it is in the first unit of its own: the columns further on
-//! there are whole. Nothing is refused for the sake of rows.
+//! there are whole. What is small then goes behind others that were put into a fresh row in the same turn, as what is new does: else each file that is changed
+//! here and there would take a row of its own. Nothing is refused for the sake of rows.
 //!
 //! Start cursors: requests without a goal begin at one of several cursors, whose number follows from the number of processors.
 //! All threads begin with the first cursor, at the lowest group; a thread that finds a group busy gets a cursor of its own,
@@ -120,10 +121,20 @@ impl Inner {
         {
             return Ok(Some(run));
         }
+        let is_small_and_late = search_start.kind_of_start == StartKind::Continuation && search_start.is_old;
+        if is_small_and_late && fit.len <= UNIT_LEN.min(row_len) {
+            if let Some(run) = self.take_in_own_columns(kind, fit, search_start) {
+                return Ok(Some(run));
+            }
+            if let Some(run) = self.take_behind_others(kind, fit) {
+                return Ok(Some(run));
+            }
+        }
         if search_start.kind_of_start != StartKind::New {
-            match self.take_in_goal_group(kind, fit, search_start, row_len > 0)? {
+            let in_fresh_row = Cell::new(false);
+            match self.take_in_goal_group(kind, fit, search_start, row_len > 0, &in_fresh_row)? {
                 (Visit::Taken(run), _) => {
-                    if self.hints.in_fresh_row(kind) == Some(run.start.0) {
+                    if in_fresh_row.get() || self.hints.in_fresh_row(kind) == Some(run.start.0) {
                         self.hints.began_row(kind, run.end().0);
                     }
                     return Ok(Some(run));
@@ -141,7 +152,8 @@ impl Inner {
             taken.inspect(|run| self.hints.began_row(kind, run.end().0));
             if taken.is_none()
                 && search_start.kind_of_start != StartKind::New
-                && let (Visit::Taken(run), _) = self.take_in_goal_group(kind, fit, search_start, false)?
+                && let (Visit::Taken(run), _) =
+                    self.take_in_goal_group(kind, fit, search_start, false, &Cell::new(false))?
             {
                 taken = Some(run);
             }
@@ -190,6 +202,21 @@ impl Inner {
                 self.hints.began_row(kind, run.end().0);
                 Some(run)
             }
+            _ => None,
+        }
+    }
+
+    /// At the goal, in a row whose first part is durable, if it shares no column with that.
+    fn take_in_own_columns(&self, kind: Kind, fit: &Fit, search_start: SearchStart) -> Option<Run> {
+        let table = self.tables.read();
+        let group = table.group_of(search_start.at).filter(|group| group.serves(kind))?;
+        let find = |group: &Group, runs: &Runs| {
+            let at = search_start.at;
+            let goes_on = group.rows().is_none_or(|rows| continues(rows, runs, at, fit.len));
+            goes_on.then(|| runs.find_at(at, &Fit { min_len: fit.len, ..*fit })).flatten()
+        };
+        match self.visit(&table, &group, false, &find) {
+            Visit::Taken(run) => Some(run),
             _ => None,
         }
     }
@@ -284,13 +311,15 @@ impl Inner {
         }
     }
 
-    /// The goal's group, and where it ends. Without `by_rows`, whatever parity that costs.
+    /// The goal's group, and where it ends. Without `by_rows`, whatever parity that costs. Says whether it is the start of a row that was free as a
+    /// whole, if the run is shorter than one.
     fn take_in_goal_group(
         &self,
         kind: Kind,
         fit: &Fit,
         search_start: SearchStart,
         by_rows: bool,
+        in_fresh_row: &Cell<bool>,
     ) -> Result<(Visit, u64), LoadError> {
         let elsewhere = |runs: &Runs, at: u64, fit: &Fit| {
             if search_start.kind_of_start == StartKind::Address {
@@ -304,12 +333,21 @@ impl Inner {
             let at = search_start.at;
             let rows = group.rows().filter(|_| by_rows);
             let found = match rows.filter(|rows| search_start.is_old && !continues(*rows, runs, at, fit.len)) {
-                None => runs.find_at(at, &whole),
-                Some(rows) => runs.find_at(rows.border(at)?, &group.fresh_row(&whole).unwrap_or(whole)),
+                None => runs.find_at(at, &whole).map(|found| (found, false)),
+                Some(rows) => {
+                    let fresh = group.fresh_row(&whole);
+                    runs.find_at(rows.border(at)?, &fresh.unwrap_or(whole)).map(|found| (found, fresh.is_some()))
+                }
             };
             // With no fresh row here, those of other groups come first.
-            let by_rows = || rows.map_or(*fit, |_| group.fresh_row(fit).unwrap_or_else(|| group.fit(fit)));
-            found.or_else(|| elsewhere(runs, at, &by_rows()))
+            let there = || {
+                let fresh = rows.and_then(|_| group.fresh_row(fit));
+                let by_rows = || rows.map_or(*fit, |_| group.fit(fit));
+                elsewhere(runs, at, &fresh.unwrap_or_else(by_rows)).map(|found| (found, fresh.is_some()))
+            };
+            let (found, is_fresh) = found.or_else(there)?;
+            in_fresh_row.set(is_fresh);
+            Some(found)
         };
         for _ in 0..2 {
             let table = self.tables.read();
@@ -425,6 +463,9 @@ impl Inner {
         match find(group, runs) {
             Some(found) => {
                 runs.take_found(found);
+                if group.rows().is_some() {
+                    state.note_granted(self.hints.turn(), found.start, found.end);
+                }
                 group.add_free(-(found.end - found.start).cast_signed());
                 self.refile(table, group, &mut state, 0);
                 Visit::Taken(Run::between(found.start, found.end))
@@ -593,6 +634,7 @@ impl Space {
             let Some(runs) = state.runs_mut() else { return false };
             let taken = runs.take(run.start.0, run.end().0);
             if taken {
+                state.forget_granted(run.start.0, run.end().0);
                 group.add_free(-run.len.0.cast_signed());
                 if group.is_open() {
                     inner.pool_of(&group).overdraw(run.len.0);

@@ -23,6 +23,16 @@ impl Ranges {
         self.total
     }
 
+    /// How many ranges there are.
+    pub(crate) fn count(&self) -> usize {
+        self.by_end.len()
+    }
+
+    /// Bytes that it takes, about: nodes of the tree are filled by two thirds.
+    pub(crate) fn memory(&self) -> usize {
+        self.by_end.len() * size_of::<(u64, u64)>() * 3 / 2
+    }
+
     /// All ranges as (start, end), rising.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.by_end.iter().map(|(&e, &s)| (s, e))

@@ -253,9 +253,17 @@ impl Space {
     pub fn is_free(&self, run: Run) -> bool {
         let table = self.inner.tables.read();
         let Some(group) = table.group_of(run.start.0) else { return false };
-        let state = group.state.lock();
+        group.state.lock().is_free(run.start.0, run.end().0)
+    }
+
+    /// Whether no state on a device names any of a run, and none will that is written before the next [`turn`](Self::turn) began: all of it is free, or all was
+    /// given out in the present turn. `false` where that is not known. Of groups with rows only.
+    pub fn is_unnamed(&self, run: Run) -> bool {
+        let table = self.inner.tables.read();
+        let Some(group) = table.group_of(run.start.0) else { return false };
         let (start, end) = (run.start.0, run.end().0);
-        state.runs().and_then(|runs| runs.at_or_after(start)).is_some_and(|(from, to)| from <= start && end <= to)
+        let state = group.state.lock();
+        state.is_free(start, end) || state.was_granted(self.inner.hints.turn(), start, end)
     }
 
     /// Frees a run immediately: it was made and dropped in one transaction, and nothing on disk ever named it.

@@ -23,6 +23,10 @@ impl Occupancy for Inner {
     fn is_free(&self, at: Logical, len: ByteLen) -> bool {
         self.space.is_free(Run::new(at, len))
     }
+
+    fn is_unnamed(&self, at: Logical, len: ByteLen) -> bool {
+        self.space.is_unnamed(Run::new(at, len))
+    }
 }
 
 impl Witness for Inner {

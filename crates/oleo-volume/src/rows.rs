@@ -5,7 +5,8 @@
 //!
 //! *Turns*: each flush begins a new one ([`Rows::turn`]). What was written in the present turn is named by no superblock that is on a device: one that
 //! names it is written behind a flush that came later. [`Rows::stamp`] notes it. What was noted may be forgotten: more is taken for live then, which costs
-//! a record. A flush waits for who has a row, since what he found not to be live may be so behind it.
+//! a record. What was given to somebody lately and may not be written yet is named by nothing, either ([`Occupancy::is_unnamed`]): so two who write the two
+//! ends of one row need no record. A flush waits for who has a row, since what he found not to be live may be so behind it.
 //!
 //! Locks: a shard for some of the rows; of several, in the order of their numbers; then the right to write records (`records`). They are held over the
 //! devices' work. Leaves: `stamps`, `patches`.
@@ -32,6 +33,12 @@ const STAMPS_MAX: usize = 1 << 14;
 pub trait Occupancy: Send + Sync {
     /// Whether no state on a device names any of these bytes, and none will before somebody writes them again. `false` if that is not known.
     fn is_free(&self, at: Logical, len: ByteLen) -> bool;
+
+    /// Whether no state on a device names any of these bytes, and none will before the next flush: they are free, or were given to somebody so lately
+    /// that nothing that is durable can say so. `false` if that is not known.
+    fn is_unnamed(&self, at: Logical, len: ByteLen) -> bool {
+        self.is_free(at, len)
+    }
 }
 
 /// What is known of a sector.
@@ -209,7 +216,9 @@ impl Rows {
         let fresh = self.stamps.lock().get(&row).is_some_and(|stamp| {
             stamp.turn == self.now() && stamp.grains.get(&unit).is_some_and(|bits| bits >> grain & 1 == 1)
         });
-        !fresh && !self.is_free(at, ByteLen(GRAIN as u64))
+        let is_unnamed =
+            |by: &Weak<dyn Occupancy>| by.upgrade().is_some_and(|by| by.is_unnamed(at, ByteLen(GRAIN as u64)));
+        !fresh && !self.occupancy.get().is_some_and(is_unnamed)
     }
 
     /// Whether nobody has these bytes; `false` where that is not known.

@@ -1,6 +1,6 @@
 //! Allocations in groups with parity: rows, and what shares columns with what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use oleo_format::BlockGroupFlags;
 
@@ -53,6 +53,55 @@ fn small_files_keep_out_of_columns_that_are_durable() {
     space.turn();
     let long = take(&space, UNIT_LEN, file(22, 6));
     assert_eq!(in_row(long.start), 0, "the columns of the first unit that are left are too few: {long:?}");
+}
+
+/// Goal: files that are changed here and there in one turn share rows, instead of taking one each; a file that is changed alone goes on in its own row. Method: files
+/// of several rows, and a sector of each in a later turn.
+#[test]
+fn small_changes_of_a_turn_lie_side_by_side() {
+    let space = space(DATA, 1000, ROW);
+    for n in 1..=40 {
+        take(&space, 3 * ROW, file(n, 1));
+    }
+    for _ in 0..3 {
+        space.turn();
+        let some: Vec<Run> = (1..=40).map(|n| take(&space, SECTOR, file(n, 1))).collect();
+        let rows: BTreeSet<u64> = some.iter().map(|run| (run.start.0 - START) / ROW).collect();
+        // The last file has a free row of its own behind it.
+        assert!(rows.len() <= 2, "{rows:?}: {some:?}");
+    }
+    space.turn();
+    let alone = take(&space, SECTOR, file(7, 1));
+    assert_eq!(in_row(alone.start), 0, "{alone:?}");
+    space.turn();
+    assert_eq!(take(&space, SECTOR, file(7, 1)).start, alone.end(), "the next column is whole");
+}
+
+/// Goal: what was given out is named by nothing on a device until the turn after, and free space is not, either; what is in use is. Method: runs in two
+/// turns; one that is given back.
+#[test]
+fn what_was_given_out_lately_is_unnamed() {
+    let space = space(DATA, 100, ROW);
+    let old = take(&space, 5 * SECTOR, file(1, 1));
+    space.turn();
+    let new = take(&space, 5 * SECTOR, file(2, 1));
+    let free = run(START + 50 * ROW, SECTOR);
+    let unnamed = |run: Run| (space.is_free(run), space.is_unnamed(run));
+    assert_eq!([unnamed(old), unnamed(new), unnamed(free)], [(false, false), (false, true), (true, true)]);
+    space.turn();
+    assert_eq!([unnamed(old), unnamed(new), unnamed(free)], [(false, false), (false, false), (true, true)]);
+    space.give_back(old);
+    assert_eq!(unnamed(old), (true, true));
+    let again = take(&space, 5 * SECTOR, file(3, 1));
+    assert_eq!(unnamed(again), (false, true));
+    // A log that is not replayed may name what somebody had for a moment.
+    let claimed = take(&space, 5 * SECTOR, file(4, 1));
+    space.give_back(claimed);
+    assert!(space.claim(claimed).expect("loaded"));
+    assert_eq!([unnamed(claimed), unnamed(again)], [(false, false), (false, true)]);
+    let unknown = self::space(DATA, 100, 0);
+    let without_rows = take(&unknown, SECTOR, file(1, 1));
+    assert!(!unknown.is_unnamed(without_rows));
 }
 
 /// Goal: what is at least a row long begins with one. Method: a few sectors in front of it, in the same turn and before; a stream goes on

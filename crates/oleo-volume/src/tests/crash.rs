@@ -19,6 +19,8 @@ const STEPS: usize = 14;
 pub(super) struct InUse {
     pub start: Logical,
     pub sectors: Mutex<BTreeSet<usize>>,
+    /// Those of them that were given out since the last superblock was begun.
+    pub lately: Mutex<BTreeSet<usize>>,
     /// Says that all is free, to see that this is noticed.
     pub lies: bool,
 }
@@ -29,10 +31,25 @@ impl InUse {
     }
 }
 
+impl InUse {
+    /// The sectors that have any of these bytes.
+    fn of(&self, at: Logical, len: ByteLen) -> std::ops::Range<usize> {
+        let from = (at - self.start).0 as usize;
+        from / SECTOR..(from + len.0 as usize).div_ceil(SECTOR)
+    }
+
+    fn lately(&self) -> std::sync::MutexGuard<'_, BTreeSet<usize>> {
+        self.lately.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Occupancy for InUse {
     fn is_free(&self, at: Logical, len: ByteLen) -> bool {
-        let (from, to) = ((at - self.start).0 as usize, (at - self.start).0 as usize + len.0 as usize);
-        self.lies || self.locked().range(from / SECTOR..to.div_ceil(SECTOR)).next().is_none()
+        self.lies || self.locked().range(self.of(at, len)).next().is_none()
+    }
+
+    fn is_unnamed(&self, at: Logical, len: ByteLen) -> bool {
+        self.is_free(at, len) || self.of(at, len).all(|sector| self.lately().contains(&sector))
     }
 }
 
@@ -61,10 +78,13 @@ fn run_after(sample: &Sample, seed: u64, lies: bool, first: impl FnOnce(&Volume)
     let live: BTreeSet<usize> = (0..SECTORS).filter(|_| rng.one_in(2)).collect();
     let bytes_of = |sector: usize| sample.noise[sector * SECTOR..(sector + 1) * SECTOR].to_vec();
     let mut promised = vec![live.iter().map(|&sector| (sector, bytes_of(sector))).collect::<BTreeMap<_, _>>()];
-    let in_use = Arc::new(InUse { start: sample.data.start, sectors: Mutex::new(live), lies });
+    let in_use =
+        Arc::new(InUse { start: sample.data.start, sectors: Mutex::new(live), lately: Mutex::default(), lies });
     let weak: Weak<InUse> = Arc::downgrade(&in_use);
     volume.set_occupancy(weak);
     let mut written: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
+    // Given out, and not written yet.
+    let mut granted: BTreeSet<usize> = BTreeSet::new();
     for step in 0..STEPS {
         journal.begin(step);
         let mut next = promised[step].clone();
@@ -73,6 +93,7 @@ fn run_after(sample: &Sample, seed: u64, lies: bool, first: impl FnOnce(&Volume)
             1 => {
                 let mut sb = volume.super_block();
                 sb.generation = (sb.generation.get() + 1).into();
+                in_use.lately().clear();
                 volume.write_supers(&sb).expect("supers");
                 next.append(&mut written);
             }
@@ -83,9 +104,13 @@ fn run_after(sample: &Sample, seed: u64, lies: bool, first: impl FnOnce(&Volume)
                 for _ in 0..count.min(free.len() as u64) {
                     some.insert(free.swap_remove(rng.below(free.len() as u64) as usize));
                 }
-                let new: Vec<(usize, Vec<u8>)> = some.iter().map(|&sector| (sector, rng.bytes(SECTOR))).collect();
-                // Granted before they are written.
+                // Some are written at once, some later, beside others that were given out meanwhile.
                 in_use.locked().extend(&some);
+                in_use.lately().extend(&some);
+                granted.extend(&some);
+                let now: BTreeSet<usize> = granted.iter().copied().filter(|_| rng.one_in(2)).collect();
+                granted.retain(|sector| !now.contains(sector));
+                let new: Vec<(usize, Vec<u8>)> = now.iter().map(|&sector| (sector, rng.bytes(SECTOR))).collect();
                 let place = |sector: usize| sample.data.start + ByteLen((sector * SECTOR) as u64);
                 let parts: Vec<(Logical, &[u8])> =
                     new.iter().map(|(sector, bytes)| (place(*sector), &bytes[..])).collect();

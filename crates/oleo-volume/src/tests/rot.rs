@@ -50,7 +50,12 @@ impl Column {
         let live: BTreeSet<usize> = (0..SECTORS).filter(|sector| *sector != sectors[0]).collect();
         let of = |sector: usize| (sector, sample.noise[sector * SECTOR..(sector + 1) * SECTOR].to_vec());
         let known = live.iter().copied().filter(|sector| knows(*sector)).map(of).collect();
-        let in_use = Arc::new(InUse { start: sample.data.start, sectors: Mutex::new(live), lies: false });
+        let in_use = Arc::new(InUse {
+            start: sample.data.start,
+            sectors: Mutex::new(live),
+            lately: Mutex::default(),
+            lies: false,
+        });
         let weak: Weak<InUse> = Arc::downgrade(&in_use);
         volume.set_occupancy(weak);
         let knows = with_witness.then(|| Arc::new(Knows { start: sample.data.start, sectors: known }));
@@ -258,7 +263,12 @@ fn no_room_below_leaves_parity_right() {
         let volume =
             Volume::open(devices.iter().map(|d| d.clone() as Arc<dyn Device>).collect(), &WRITE).expect("open");
         let live: BTreeSet<usize> = (1..SECTORS).collect();
-        let in_use = Arc::new(InUse { start: sample.data.start, sectors: Mutex::new(live.clone()), lies: false });
+        let in_use = Arc::new(InUse {
+            start: sample.data.start,
+            sectors: Mutex::new(live.clone()),
+            lately: Mutex::default(),
+            lies: false,
+        });
         let weak: Weak<InUse> = Arc::downgrade(&in_use);
         volume.set_occupancy(weak);
         devices[full].left.store(0, std::sync::atomic::Ordering::SeqCst);
