@@ -420,6 +420,9 @@ ranks! {
     RowStamps, "oleo-volume", "`Rows::stamps`", Leaf, No,
         "which sectors of rows were written since the last flush",
         "a look or a note";
+    RecordBases, "oleo-volume", "`Rows::bases`", Leaf, No,
+        "which superblocks may be the newest while rows are written",
+        "a copy";
     RowPatches, "oleo-volume", "`Rows::patches` (read/write)", Leaf, No,
         "what parity has to be where a crash left it wrong, and nobody may write it",
         "a copy; set when a volume is opened";

@@ -182,10 +182,8 @@ impl Volume {
         }
         let patches = patches(&table, &recorded);
         if opts.write {
-            {
-                let mut records = volume.rows.records.lock();
-                (records.number, records.bases[0]) = (record_number, Base::from(&main));
-            }
+            volume.rows.records.lock().number = record_number;
+            volume.rows.is_newest(&main);
             if !recorded.is_empty() {
                 put_in_order(&members, &patches)?;
                 volume.recovered = true;

@@ -15,7 +15,7 @@ use crate::Volume;
 use crate::doubt::{Doubt, Settled};
 use crate::error::VolumeError;
 use crate::member::Count;
-use crate::records::{Budget, LiveParity, Records, Units};
+use crate::records::{Base, Budget, LiveParity, Records, Units};
 use crate::rows::{GRAIN, Held};
 use crate::stripes::{ParityOf, Parts, RowWrite, RowWrites, whole_parity};
 use crate::write::{HandOver, Writes};
@@ -26,6 +26,15 @@ const ROWS_HELD_MAX: usize = 64;
 /// How often rows are begun anew because parity does not fit: each time something was healed or settled, so that twice is enough unless what is read
 /// changes by itself.
 const ATTEMPTS_MAX: u32 = 8;
+
+/// Rows that are held, and what is to be written of them.
+struct Prepared<'r> {
+    _held: Held<'r>,
+    /// The turn, and the superblocks that may be the newest, of before it was asked what is live.
+    turn: u64,
+    bases: [Base; 2],
+    parts: Parts,
+}
 
 /// What is recorded of one row: sums, and where they go.
 type RowRecord<'l> = Vec<(&'l LiveParity, [Option<DevId>; 2])>;
@@ -64,7 +73,8 @@ impl Volume {
         // At least one turn, in which everything is written that needs nothing else.
         let mut group = groups.next().unwrap_or_default();
         loop {
-            let (_held, turn, parts) = self.prepare(group)?;
+            let prepared = self.prepare(group)?;
+            let parts = &prepared.parts;
             self.rows.count_parts(parts.parity.len() as u64, parts.read_bytes);
             let live = parts.live(group);
             let mut of_row = vec![Vec::new(); group.len()];
@@ -73,11 +83,12 @@ impl Volume {
             let mut writes = std::mem::take(&mut others);
             self.add_rows(&mut writes, now.iter(), now.iter().zip(&parity))?;
             let safe = |row: &usize| of_row[*row].is_empty();
-            self.add_some(&mut writes, group, &parts, &safe)?;
+            self.add_some(&mut writes, group, parts, &safe)?;
             self.hand_over(writes, hand_over)?;
-            self.write_recorded(group, &parts, &of_row, hand_over)?;
+            self.write_recorded(group, &prepared, &of_row, hand_over)?;
             for row in group {
-                row.pieces().for_each(|(unit, from, len)| self.rows.stamp(row.place(), unit, from, len, turn));
+                let stamp = |(unit, from, len)| self.rows.stamp(row.place(), unit, from, len, prepared.turn);
+                row.pieces().for_each(stamp);
             }
             now = &[];
             match groups.next() {
@@ -89,7 +100,7 @@ impl Volume {
 
     /// Takes the rows of a group, and reads and computes what they need. Parity that does not fit something live is settled first, with the
     /// rows let go meanwhile; then everything is begun anew.
-    fn prepare(&self, group: &[RowWrite<'_>]) -> Result<(Held<'_>, u64, Parts), VolumeError> {
+    fn prepare(&self, group: &[RowWrite<'_>]) -> Result<Prepared<'_>, VolumeError> {
         let is_live = |row: &RowWrite<'_>, unit: usize, grain: usize| {
             self.rows.is_live(row.place(), unit, grain, row.logical(unit, grain * GRAIN))
         };
@@ -99,12 +110,13 @@ impl Volume {
             attempts += 1;
             let turn = self.rows.now();
             let held = self.rows.lock(group.iter().map(RowWrite::place));
+            let bases = self.rows.bases();
             let mut parts = Parts::read(group, &is_live)?;
             let doubts = parts.doubts(group);
             let settled_as = |doubt: &Doubt| known.iter().find(|(of, _)| of.is(doubt)).map(|(_, settled)| settled);
             let Some(witness) = self.rows.witness().filter(|_| !doubts.is_empty()) else {
                 parts.finish(group, &|_, _| false);
-                return Ok((held, turn, parts));
+                return Ok(Prepared { _held: held, turn, bases, parts });
             };
             if attempts >= ATTEMPTS_MAX || doubts.iter().all(|(_, doubt)| settled_as(doubt).is_some()) {
                 // What comes out otherwise each time keeps what relation it has.
@@ -113,7 +125,7 @@ impl Volume {
                     doubt.is_some_and(|doubt| settled_as(doubt).is_none_or(|settled| settled.keeps(from)))
                 };
                 parts.finish(group, &keep);
-                return Ok((held, turn, parts));
+                return Ok(Prepared { _held: held, turn, bases, parts });
             }
             let new: Vec<Doubt> =
                 doubts.into_iter().map(|(_, doubt)| doubt).filter(|doubt| settled_as(doubt).is_none()).collect();
@@ -155,7 +167,7 @@ impl Volume {
     fn write_recorded(
         &self,
         group: &[RowWrite<'_>],
-        parts: &Parts,
+        Prepared { bases, parts, .. }: &Prepared<'_>,
         of_row: &[Vec<&LiveParity>],
         hand_over: HandOver,
     ) -> Result<(), VolumeError> {
@@ -184,7 +196,7 @@ impl Volume {
             let all = recorded.len() as u64;
             if unrecorded < all {
                 // Without room for the record nothing is at stake: the columns are as they were.
-                let failed = records.write(&self.outputs(), &self.rules, &recorded);
+                let failed = records.write(&self.outputs(), &self.rules, *bases, &recorded);
                 self.bear(failed)?;
                 self.flush_members().map_err(|e| self.stop_for_good(e))?;
             }

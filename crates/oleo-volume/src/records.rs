@@ -15,7 +15,8 @@
 //! Invariants: a record names the superblocks that may be the newest while its columns are being written: the last one, and that which is being
 //! written, if one is; a superblock with another log is another. With any other superblock it is done with: what it is for was written before the
 //! barrier of a later one. That one may name what was written beside the live sectors, too, so a record that is done with must not be applied: it would
-//! take what it does not have for something that nothing names.
+//! take what it does not have for something that nothing names. So the names are those of the moment when it was asked what is live (`Rows::bases`), and not of
+//! when the record is written: a superblock that came in between may name what was not live when that was asked.
 //! Locks: one record at a time, held until what it is for is written. Crash: before (1)'s flush the columns are as they were.
 
 use std::collections::BTreeMap;
@@ -192,8 +193,6 @@ impl LiveParity {
 #[derive(Default)]
 pub(crate) struct Records {
     pub number: u64,
-    /// The superblocks that may be the newest: the last one, and one that is being written.
-    pub bases: [Base; 2],
     /// Which devices have room for them, once that was looked up.
     usable: BTreeMap<DevId, bool>,
 }
@@ -228,12 +227,13 @@ impl Records {
     }
 
     /// Puts a record on all devices that can have one. Not durable: the caller flushes them all.
-    /// `parities`: with the member that each sum belongs to. They fit (see [`Budget`]).
+    /// `bases`: as they were when it was asked what is live. `parities`: with the member that each sum belongs to. They fit (see [`Budget`]).
     /// Returns what failed.
     pub fn write(
         &mut self,
         outputs: &[Output],
         rules: &NodeRules,
+        bases: [Base; 2],
         parities: &[(&LiveParity, [Option<DevId>; 2])],
     ) -> Vec<Failure> {
         let mut on: BTreeMap<DevId, OnDevice> = BTreeMap::new();
@@ -263,7 +263,7 @@ impl Records {
                 continue;
             }
             let of = on.remove(&member.devid).unwrap_or_default();
-            let head = header(rules, member, self.bases, number, &of);
+            let head = header(rules, member, bases, number, &of);
             let done = output.device.write_batch(&[oleo_device::WriteReq { offset: at, parts: &[&head, &of.payload] }]);
             failed.extend(done.err().map(|error| Failure::new(output, error)));
         }

@@ -9,17 +9,17 @@
 //! ends of one row need no record. A flush waits for who has a row, since what he found not to be live may be so behind it.
 //!
 //! Locks: a shard for some of the rows; of several, in the order of their numbers; then the right to write records (`records`). They are held over the
-//! devices' work. Leaves: `stamps`, `patches`.
+//! devices' work. Leaves: `bases`, `stamps`, `patches`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
-use oleo_format::{ByteLen, DevId, Logical};
+use oleo_format::{ByteLen, DevId, Logical, SuperBlock};
 use oleo_lock::{Mutex, MutexGuard, RwLock, rank};
 
 use crate::geometry::STRIPE_LEN;
-use crate::records::Records;
+use crate::records::{Base, Records};
 
 /// Shards: more than threads that write, so that two rarely meet.
 const SHARDS: usize = 64;
@@ -91,6 +91,8 @@ pub(crate) struct Rows {
     /// Somebody has had a row. Set before the row is taken and its turn is read: who finds it unset need not wait for anybody.
     used: AtomicBool,
     pub records: Mutex<rank::StripeRecords, Records>,
+    /// The superblocks that may be the newest while something is written: the last one, and one that is being written.
+    bases: Mutex<rank::RecordBases, [Base; 2]>,
     turn: AtomicU64,
     stamps: Mutex<rank::RowStamps, HashMap<(Logical, u64), Stamp>>,
     occupancy: OnceLock<Weak<dyn Occupancy>>,
@@ -172,6 +174,24 @@ impl Rows {
     /// Who knows what live sectors should be.
     pub fn witness(&self) -> Option<Arc<dyn Witness>> {
         self.witness.get().and_then(Weak::upgrade)
+    }
+
+    /// The superblocks that may be the newest while rows are written; asked by whoever has them, before he asks what is live in them.
+    pub fn bases(&self) -> [Base; 2] {
+        *self.bases.lock()
+    }
+
+    /// A superblock is about to be written. Whoever finds it in [`bases`](Self::bases) may be under way when it is the newest, and is told
+    /// afterwards that what was stamped before is live. Whoever does not find it is waited for by the barrier before it.
+    pub fn is_to_be_newest(&self, sb: &SuperBlock) {
+        // In this order.
+        self.turn.fetch_add(1, SeqCst);
+        self.bases.lock()[1] = sb.into();
+    }
+
+    /// A superblock is the newest, and durable.
+    pub fn is_newest(&self, sb: &SuperBlock) {
+        *self.bases.lock() = [sb.into(), Base::default()];
     }
 
     /// The present turn, for what is about to be written.

@@ -18,7 +18,6 @@ use crate::geometry::ChunkMap;
 use crate::losses::Failure;
 use crate::member::{Count, Output};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
-use crate::records::Base;
 use crate::stripes::{Put, RowWrites};
 use crate::supers::check_fields;
 use crate::table::Placed;
@@ -204,8 +203,8 @@ impl Volume {
     pub fn write_supers(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         check_fields(sb).map_err(|e| e.within("superblock to be written"))?;
-        // What is recorded from here on may be under way when this is the newest; what was recorded before is written.
-        self.rows.records.lock().bases[1] = sb.into();
+        // Rows that are begun from here on may be under way when this is the newest; those that were begun before are written.
+        self.rows.is_to_be_newest(sb);
         let losses = self.losses.count();
         // From the exchange until a superblock says so nobody writes: it would be on one of the two alone.
         let finishing = self.is_finishing();
@@ -223,7 +222,7 @@ impl Volume {
         }
         self.write_mirrors(sb, &SUPER_OFFSETS[..1], &known, Output::next_item)?;
         self.flush()?;
-        self.rows.records.lock().bases = [sb.into(), Base::default()];
+        self.rows.is_newest(sb);
         *self.super_block.write() = *sb;
         for output in new.iter().chain(&known) {
             output.written();
@@ -240,12 +239,12 @@ impl Volume {
     /// mirrors, flush. It differs from the one before in its first 512 bytes only, so it is never seen in parts.
     pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
-        // As for a commit: what was recorded before is written, and done with when this is the newest.
-        self.rows.records.lock().bases[1] = sb.into();
+        // As for a commit: rows that were begun before are written, and their records done with when this is the newest.
+        self.rows.is_to_be_newest(sb);
         self.barrier()?;
         self.write_mirrors(sb, &SUPER_OFFSETS[..1], &self.known_outputs(), Output::written_item)?;
         self.flush()?;
-        self.rows.records.lock().bases = [sb.into(), Base::default()];
+        self.rows.is_newest(sb);
         Ok(())
     }
 

@@ -214,6 +214,69 @@ fn a_crash_and_lost_devices() {
     }
 }
 
+/// Holds up who asks what is free at a place, once, until somebody else has come as far as the test wants.
+struct HoldsUp {
+    at: Logical,
+    told: std::sync::mpsc::SyncSender<()>,
+    goes_on: Mutex<Option<std::sync::mpsc::Receiver<()>>>,
+}
+
+impl Occupancy for HoldsUp {
+    fn is_free(&self, at: Logical, _: ByteLen) -> bool {
+        let goes_on = (at == self.at).then(|| self.goes_on.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(goes_on) = goes_on.flatten() {
+            self.told.send(()).expect("the test waits");
+            goes_on.recv().expect("the test lets it go on");
+        }
+        false
+    }
+}
+
+/// Goal: a record that is written when a superblock is already on its way, for a row that was begun before, is not applied under that superblock: it names what was no more than
+/// stamped when the row was begun, and its device may be the one that is lost. Method: a sector is written; the writer of another of its column is held up while he asks what is
+/// live; a superblock is begun, which names the first; both end, and devices are lost.
+#[test]
+fn records_name_the_superblocks_of_when_it_was_asked_what_is_live() {
+    let sample = Sample::new(Profile::Raid5, 4);
+    let (volume, copies) = sample.open(&[], WRITE).expect("open");
+    let unit = STRIPE_LEN as usize / SECTOR;
+    let place = |sector: usize| sample.data.start + ByteLen((sector * SECTOR) as u64);
+    // Three sectors of a column: written, in use before, and of the writer who is held up.
+    let [new, live, late] = [0, unit, 2 * unit];
+    let (told, tells) = std::sync::mpsc::sync_channel(1);
+    let (lets_go, goes_on) = std::sync::mpsc::channel();
+    let holds_up = Arc::new(HoldsUp { at: place(live), told, goes_on: Mutex::new(None) });
+    volume.set_occupancy(Arc::downgrade(&holds_up) as Weak<dyn Occupancy>);
+    let bytes = Rng::new(3).bytes(SECTOR);
+    volume.write(&[(place(new), &bytes)]).expect("write");
+    *holds_up.goes_on.lock().expect("nobody panicked") = Some(goes_on);
+    let volume = &volume;
+    std::thread::scope(|threads| {
+        let late = threads.spawn(|| volume.write(&[(place(late), &Rng::new(4).bytes(SECTOR))]));
+        tells.recv().expect("he asks");
+        let commit = threads.spawn(move || {
+            let mut sb = volume.super_block();
+            sb.generation = (sb.generation.get() + 1).into();
+            volume.write_supers(&sb)
+        });
+        let began = std::time::Instant::now();
+        while volume.rows.bases()[1] == Default::default() {
+            assert!(began.elapsed().as_secs() < 60 && !commit.is_finished(), "no superblock is under way");
+            std::thread::yield_now();
+        }
+        lets_go.send(()).expect("he waits");
+        late.join().expect("no panic").expect("write");
+        commit.join().expect("no panic").expect("commit");
+    });
+    assert_eq!(volume.row_stats().recorded, 2, "both have something live beside them");
+    let contents: Vec<Contents> = copies.iter().map(|d| Contents::of(&**d).expect("contents")).collect();
+    let live_bytes = sample.noise[live * SECTOR..(live + 1) * SECTOR].to_vec();
+    let promised = BTreeMap::from([(new, bytes), (live, live_bytes)]);
+    for set in losses(&sample, Profile::Raid5, 4) {
+        assert_eq!(lost(&sample, &promised, &contents, &set), 0, "without {set:?}");
+    }
+}
+
 /// Goal: where somebody else has something in the place of records, it stays, and what is not recorded is counted; until it is said that it may go. Method: a boot loader on
 /// one of the devices, at either end of the place.
 #[test]
