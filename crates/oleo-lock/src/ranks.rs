@@ -183,9 +183,9 @@ ranks! {
     Agreed, "oleo-txn", "`Inner::agreed`", One, May("devices are told what is free; a group is read"),
         "in which groups may be discarded",
         "while devices are told what commits freed; whoever looks for space waits for it";
-    CopyRange, "oleo-volume", "`Volume::copying` (read/write)", One, May("data is written, or copied"),
-        "that nothing is written where bytes are being copied",
-        "read: one write; written: a run is copied, or a device gives its place to another";
+    Targets, "oleo-volume", "`Volume::targets_stay` (read/write)", One, May("data is written, or copied"),
+        "which devices are about to give their place to others",
+        "read: one write, or one run that is copied; whoever has it may wait for those who copy, or write, in the same places (`Copying`). Written: a device gets such another, or gives its place to it";
     Trees, "oleo-txn", "`Trees::map` (read/write)", One, No,
         "the newest roots",
         "a look-up or a store";
@@ -411,18 +411,21 @@ ranks! {
     MemberSlot, "oleo-volume", "`Member::slot` (read/write)", Leaf, No,
         "the device behind a member, and what is to take its place",
         "a copy";
+    CopiedPlaces, "oleo-volume", "`Copying::state`", Leaf, No,
+        "which bytes of devices are being copied, and which written meanwhile",
+        "a look, an addition or a removal, or a wait";
     ReplaceTargets, "oleo-volume", "`Volume::targets`, `Volume::replaced`", Leaf, No,
         "devices that say that they are about to take another's place, and those that gave theirs to another",
         "a push or a removal";
     WrittenItem, "oleo-volume", "`Member::settled`", Leaf, No,
         "a device's item as the superblocks on disk have it",
         "a copy";
-    RowStamps, "oleo-volume", "`Rows::stamps`", Leaf, No,
-        "which sectors of rows were written since the last flush",
-        "a look or a note";
     RecordBases, "oleo-volume", "`Rows::bases`", Leaf, No,
         "which superblocks may be the newest while rows are written",
         "a copy";
+    RowStamps, "oleo-volume", "`Rows::stamps`", Leaf, No,
+        "which sectors of rows were written since the last flush",
+        "a look or a note";
     RowPatches, "oleo-volume", "`Rows::patches` (read/write)", Leaf, No,
         "what parity has to be where a crash left it wrong, and nobody may write it",
         "a copy; set when a volume is opened";

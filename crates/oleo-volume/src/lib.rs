@@ -23,6 +23,7 @@ mod attainable;
 mod batch;
 mod carve;
 mod copies;
+mod copying;
 mod discover;
 mod doubt;
 mod error;
@@ -53,6 +54,7 @@ mod trim;
 mod write;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use oleo_device::DeviceError;
@@ -79,6 +81,7 @@ pub use stripes_of::{ChunkStripes, RowHeld, StripeRead};
 pub use supers::{read_mirrors, read_super};
 pub use trim::{DevicePlace, Discarded};
 
+use copying::Copying;
 use flushers::Flushers;
 use losses::Losses;
 use member::Member;
@@ -102,8 +105,12 @@ pub struct Volume {
     flushers: Flushers,
     rows: Rows,
     losses: Losses,
-    /// Read by whoever writes; written while bytes are copied that nobody may change meanwhile.
-    copying: RwLock<rank::CopyRange, ()>,
+    /// Read by whoever writes or copies; written while devices get targets, or give their place to them.
+    targets_stay: RwLock<rank::Targets, ()>,
+    /// Some device may have a target. Changed while `targets_stay` is written.
+    has_targets: AtomicBool,
+    /// What is copied to targets, and what is written there.
+    copying: Copying,
     /// Parity was put in order when it was opened.
     recovered: bool,
     /// Devices that gave their place to others, until they are wiped.

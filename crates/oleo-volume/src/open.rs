@@ -10,6 +10,7 @@
 //! gives the superblock that it goes by to devices that have another (`level`).
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use oleo_device::Device;
@@ -22,6 +23,7 @@ use uuid::Uuid;
 
 use crate::Volume;
 use crate::carve::used_runs;
+use crate::copying::Copying;
 use crate::error::VolumeError;
 use crate::flushers::Flushers;
 use crate::geometry::ChunkMap;
@@ -123,7 +125,9 @@ impl Volume {
             left_out: outdated,
             targets: Mutex::default(),
             placement: OnceLock::new(),
-            copying: RwLock::default(),
+            targets_stay: RwLock::default(),
+            has_targets: AtomicBool::new(false),
+            copying: Copying::default(),
             replaced: Mutex::default(),
             recovered: false,
             poisoned: OnceLock::new(),
@@ -239,7 +243,9 @@ impl Volume {
             left_out: Vec::new(),
             targets: Mutex::default(),
             placement: OnceLock::new(),
-            copying: RwLock::default(),
+            targets_stay: RwLock::default(),
+            has_targets: AtomicBool::new(false),
+            copying: Copying::default(),
             replaced: Mutex::default(),
             recovered: false,
             poisoned: OnceLock::new(),

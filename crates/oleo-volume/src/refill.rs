@@ -1,19 +1,20 @@
 //! Fills a device that takes another's place with what the other has, or should have.
 //!
-//! Normal path of [`Volume::refill`], for a run of one chunk's stripe on the device: (1) nobody writes to the volume meanwhile (`copying`),
+//! Normal path of [`Volume::refill`], for a run of one chunk's stripe on the device: (1) nobody writes there meanwhile (`copying`),
 //! so that nothing that is written is overwritten with what was read before; (2) each stripe unit is read from the first source whose
 //! bytes the caller finds good, sector by sector: the device itself, if it has all, other copies, the rest of the row; parity is computed;
-//! (3) it is written to the target.
+//! (3) it is written to the target. Several runs may be filled at the same time.
 //!
 //! What nothing names is left out, but for rows with parity of which anything is named: the parity there is that of all bytes.
 //! Invariant: the places of superblocks are left alone.
-//! Locks: `copying`, written, over one run. Crash: the same is done again.
+//! Locks: `targets_stay`, read, and the run (`copying`), over one run. Crash: the same is done again.
 
 use oleo_device::{Device, WriteReq};
 use oleo_format::raid6::sums;
 use oleo_format::{ByteLen, DevId, Logical, SUPER_LEN, SUPER_OFFSETS};
 
 use crate::Volume;
+use crate::copying::DeviceRange;
 use crate::error::VolumeError;
 use crate::geometry::{Piece, STRIPE_LEN};
 use crate::losses::Failure;
@@ -70,14 +71,19 @@ impl Volume {
     /// There is no such stripe; the device has no target, or it failed, which is the end of it.
     pub fn refill(&self, run: &RefillRun, verify: &dyn Verify) -> Result<Refilled, VolumeError> {
         self.may_write()?;
-        let (placed, stripe) = (self.placed(run.chunk)?, run.stripe);
-        let _nobody_writes = self.copying.write();
+        let _targets_stay = self.targets_stay.read();
+        let (placed, range) = self.place_of(run)?;
+        let _nobody_writes_there = self.copying.copy(range);
+        // Its place may have become another chunk's before it was ours.
+        let (again, same_range) = self.place_of(run)?;
+        if placed.map.stripes != again.map.stripes || range != same_range {
+            return Err(VolumeError::Unmapped { at: run.chunk, len: 1 });
+        }
+        let (on, stripe) = (&placed.on[run.stripe], run.stripe);
         let mut done = Refilled::default();
-        let on = placed.on.get(stripe).filter(|on| placed.map.start == run.chunk && on.devid == run.devid);
-        let on = on.ok_or(VolumeError::Unmapped { at: run.chunk, len: 1 })?;
         let output = on.target_output().ok_or(VolumeError::OnMissing { devid: run.devid })?;
         let mut units: Vec<(u64, Vec<u8>)> = Vec::new();
-        let end = run.from.saturating_add(run.len).min(placed.map.stripe_bytes().0);
+        let end = run.from + range.len();
         for offset in (run.from..end).step_by(STRIPE_LEN as usize) {
             let len = STRIPE_LEN.min(end - offset);
             let at = placed.map.physical(stripe, offset).0;
@@ -92,11 +98,35 @@ impl Volume {
         let parts: Vec<[&[u8]; 1]> = units.iter().map(|(_, bytes)| [bytes.as_slice()]).collect();
         let reqs: Vec<_> = units.iter().zip(&parts).map(|((at, _), parts)| WriteReq { offset: *at, parts }).collect();
         done.written = reqs.iter().map(WriteReq::len).sum();
-        if let Err(error) = output.device.write_batch(&reqs) {
+        // Nobody will read it soon, and other runs are read meanwhile.
+        if let Err(error) = output.device.write_uncached(&reqs) {
             self.bear(vec![Failure::new(&output, error.clone())])?;
             return Err(error.into());
         }
         Ok(done)
+    }
+
+    /// Says that a run of a device will be copied soon: what of it is named is read ahead.
+    pub fn will_refill(&self, run: &RefillRun) {
+        let Ok((placed, range)) = self.place_of(run) else { return };
+        let member = &placed.on[run.stripe];
+        let Some(device) = member.plain().filter(|_| member.reluctance() == 0) else { return };
+        let wanted =
+            |at: &u64| !self.is_free_unit(&placed, run.stripe, *at, STRIPE_LEN.min(run.from + range.len() - at));
+        if let Some(first) = (run.from..run.from + range.len()).step_by(STRIPE_LEN as usize).find(wanted) {
+            device.will_read(range.from + (first - run.from), range.len() - (first - run.from));
+        }
+    }
+
+    /// The chunk of a run, and its place on the device.
+    fn place_of(&self, run: &RefillRun) -> Result<(Placed, DeviceRange), VolumeError> {
+        let placed = self.placed(run.chunk)?;
+        let on = placed.on.get(run.stripe).filter(|on| placed.map.start == run.chunk && on.devid == run.devid);
+        on.ok_or(VolumeError::Unmapped { at: run.chunk, len: 1 })?;
+        let end = run.from.saturating_add(run.len).min(placed.map.stripe_bytes().0);
+        let place = |offset: u64| placed.map.physical(run.stripe, offset).0;
+        let range = DeviceRange { devid: run.devid, from: place(run.from.min(end)), to: place(end) };
+        Ok((placed, range))
     }
 
     /// Whether nothing names what a unit holds, or stands for.
@@ -133,14 +163,12 @@ impl Volume {
             let good = |nth: usize| {
                 unit.read[nth] && verify.is_good(at + ByteLen((nth * grain) as u64), &unit.bytes[range(nth)])
             };
-            let bytes = best.get_or_insert_with(|| unit.bytes.clone());
-            bad.retain(|&nth| {
-                let is_good = good(nth);
-                if is_good {
-                    bytes[range(nth)].copy_from_slice(&unit.bytes[range(nth)]);
-                }
-                !is_good
-            });
+            let (still_bad, found): (Vec<usize>, Vec<usize>) = bad.into_iter().partition(|&nth| !good(nth));
+            bad = still_bad;
+            match &mut best {
+                None => best = Some(unit.bytes),
+                Some(best) => found.iter().for_each(|&nth| best[range(nth)].copy_from_slice(&unit.bytes[range(nth)])),
+            }
             if bad.is_empty() {
                 break;
             }

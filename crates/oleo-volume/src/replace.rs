@@ -91,8 +91,9 @@ impl Volume {
     pub fn set_target(&self, devid: DevId, new: NewDevice) -> Result<(), VolumeError> {
         self.check_target_device(devid, &*new.device)?;
         let member = self.member(devid)?;
-        let _nobody_writes = self.copying.write();
+        let _nobody_writes = self.targets_stay.write();
         member.set_target(new.device, TargetIs::New);
+        self.has_targets.store(true, Ordering::SeqCst);
         Ok(())
     }
 
@@ -110,8 +111,9 @@ impl Volume {
         }
         // Parity that was put in order is in order on the devices alone.
         let is = if is_behind || self.recovered { TargetIs::Behind } else { TargetIs::Known };
-        let _nobody_writes = self.copying.write();
+        let _nobody_writes = self.targets_stay.write();
         member.set_target(device, is);
+        self.has_targets.store(true, Ordering::SeqCst);
         Ok(true)
     }
 
@@ -139,8 +141,10 @@ impl Volume {
     /// There is no such device.
     pub fn drop_target(&self, devid: DevId) -> Result<DetachedDevice, VolumeError> {
         let member = self.member(devid)?;
-        let _nobody_writes = self.copying.write();
-        Ok(DetachedDevice::of(member.drop_target()))
+        let _nobody_writes = self.targets_stay.write();
+        let target = member.drop_target();
+        self.look_for_targets();
+        Ok(DetachedDevice::of(target))
     }
 
     /// With the next commit the target is the device.
@@ -158,6 +162,12 @@ impl Volume {
 
     pub(crate) fn is_finishing(&self) -> bool {
         self.members.read().iter().any(|member| member.finishing.load(Ordering::SeqCst))
+    }
+
+    /// Finds out whether some device has a target, after one was taken away. The caller has `targets_stay`, written.
+    fn look_for_targets(&self) {
+        let any = self.members.read().iter().any(|member| member.target().is_some());
+        self.has_targets.store(any, Ordering::SeqCst);
     }
 
     /// Targets that are finished get `sb` as the devices that they are from now on. Nobody writes meanwhile. One that fails at that is none any more, and
@@ -179,6 +189,7 @@ impl Volume {
             let device = DetachedDevice::of(member.take_target());
             self.replaced.lock().push(ReplacedDevice { devid: member.devid, is_done_without: true, device });
         }
+        self.look_for_targets();
         Ok(())
     }
 

@@ -22,6 +22,7 @@ use oleo_format::raid6::{sums, xor_into};
 use oleo_format::{ByteLen, Logical};
 
 use crate::batch::Batch;
+use crate::copying::DeviceRange;
 use crate::doubt::Doubt;
 use crate::error::VolumeError;
 use crate::geometry::{ChunkMap, Piece, STRIPE_LEN};
@@ -80,6 +81,17 @@ impl<'a> RowWrites<'a> {
         let unit = placed.map.unit_of(piece.stripe, piece.offset);
         let from = (piece.offset % STRIPE_LEN) as usize;
         self.0.entry((placed.map.start.0, row)).or_insert_with(new).pieces.push(UnitPiece { unit, from, bytes });
+    }
+
+    /// The units of these rows on devices with targets.
+    pub fn on_targets(&self) -> impl Iterator<Item = DeviceRange> {
+        self.0.values().flat_map(|RowWrite { placed, row, .. }| {
+            let has_target = |stripe: &usize| placed.on[*stripe].target().is_some();
+            (0..placed.on.len()).filter(has_target).map(move |stripe| {
+                let from = placed.map.physical(stripe, row * STRIPE_LEN).0;
+                DeviceRange { devid: placed.on[stripe].devid, from, to: from + STRIPE_LEN }
+            })
+        })
     }
 
     /// Those that the batch has whole, and the others.

@@ -7,12 +7,14 @@
 //! time goes into copying it to the system.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use oleo_device::{Device, DeviceError, Latched, WriteReq};
-use oleo_format::{ByteLen, Chunk, DevItem, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
+use oleo_format::{ByteLen, Chunk, DevId, DevItem, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 
 use crate::Volume;
+use crate::copying::DeviceRange;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
 use crate::losses::Failure;
@@ -47,6 +49,19 @@ impl<'a> Writes<'a> {
         if let Some(output) = placed.on[put.stripe].target_output() {
             self.add_to(output, placed, put);
         }
+    }
+
+    /// The places of devices with targets.
+    fn on_targets(&self) -> impl Iterator<Item = DeviceRange> {
+        let of_targets = self.by_device.iter().filter(|((_, is_target), _)| *is_target);
+        of_targets.flat_map(|((devid, _), (_, writes))| {
+            let range = |(at, bytes): &(u64, &[u8])| DeviceRange {
+                devid: DevId(*devid),
+                from: *at,
+                to: *at + bytes.len() as u64,
+            };
+            writes.iter().map(range)
+        })
     }
 
     fn add_to(&mut self, output: Output, placed: &Placed, put: &Put<'a>) {
@@ -100,7 +115,7 @@ impl Volume {
 
     fn write_parts(&self, parts: &[(Logical, &[u8])], hand_over: HandOver) -> Result<(), VolumeError> {
         self.may_write()?;
-        let _nothing_is_copied = self.copying.read();
+        let _targets_stay = self.targets_stay.read();
         let mut writes = Writes::default();
         let mut rows = RowWrites::default();
         for &(at, bytes) in parts {
@@ -121,6 +136,10 @@ impl Volume {
                 }
             }
         }
+        let _nobody_copies_there = self.has_targets.load(Ordering::SeqCst).then(|| {
+            let ranges = writes.on_targets().chain(rows.on_targets());
+            self.copying.write(ranges.collect())
+        });
         if rows.is_empty() {
             return self.hand_over(writes, hand_over);
         }
@@ -208,7 +227,7 @@ impl Volume {
         let losses = self.losses.count();
         // From the exchange until a superblock says so nobody writes: it would be on one of the two alone.
         let finishing = self.is_finishing();
-        let _nobody_writes = finishing.then(|| self.copying.write());
+        let _nobody_writes = finishing.then(|| self.targets_stay.write());
         self.barrier()?;
         if finishing {
             self.exchange(sb)?;

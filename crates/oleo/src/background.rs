@@ -387,8 +387,12 @@ impl Worker {
     /// One that was interrupted goes on by itself, unless its target is not there.
     fn replace(&self, replacer: &Replacer) {
         let _ = replacer.resume();
-        while !self.wait(LOOK_UP) {
-            if !replacer.is_wanted() {
+        loop {
+            let work = replacer.wait_work(LOOK_UP);
+            if self.wait(Duration::ZERO) {
+                return;
+            }
+            if !work {
                 // Its target may have failed.
                 if !self.fs.engine().volume().read_only()
                     && let Err(error) = replacer.begin_anew()
@@ -400,10 +404,13 @@ impl Worker {
                 }
                 continue;
             }
-            if let Err(error) = replacer.run()
-                && !replacer.is_wanted()
-            {
-                self.failed(BackgroundTask::Replace, error);
+            if let Err(error) = replacer.run() {
+                if !replacer.is_wanted() {
+                    self.failed(BackgroundTask::Replace, error);
+                } else if self.wait(LOOK_UP) {
+                    // Something is in its way for now.
+                    return;
+                }
             }
         }
     }

@@ -224,6 +224,39 @@ fn what_is_being_replaced_is_not_removed() {
     drop(open(&devices[..1]));
 }
 
+/// Goal: what is written while a device is filled, by several threads, is on the new one. Method: files are written again and again, synced or not, until it is done.
+#[test]
+fn filled_beside_writers() {
+    for profile in [Profile::Single, Profile::Raid1, Profile::Raid5] {
+        let what = profile.to_string();
+        let mut devices = made(if profile == Profile::Single { 1 } else { 3 }, profile, profile);
+        let image = open(&devices);
+        let names: Vec<String> = (0..6).map(|nth| format!("file{nth}")).collect();
+        names.iter().for_each(|name| put(&image, name));
+        let new = Arc::new(MemDevice::named("new", 512 * MIB)) as Arc<dyn Device>;
+        image.replacer().start(DevId(1), candidate(&new), false).unwrap();
+        let mut rounds = 0;
+        std::thread::scope(|threads| {
+            let run = threads.spawn(|| image.replacer().run());
+            while !run.is_finished() {
+                for (nth, name) in names.iter().enumerate() {
+                    image.write(name, &bytes(name)).unwrap();
+                    if nth % 3 == 0 {
+                        image.fs().fsync(&image.find(name).unwrap()).unwrap();
+                    }
+                }
+                rounds += 1;
+            }
+            run.join().unwrap().unwrap();
+        });
+        image.sync().unwrap();
+        drop(image);
+        assert!(rounds > 0, "{what}");
+        devices[0] = new;
+        must_hold(&devices, &names.iter().map(String::as_str).collect::<Vec<_>>(), &what);
+    }
+}
+
 /// A device whose writes panic when it is told.
 struct Panics {
     inner: MemDevice,

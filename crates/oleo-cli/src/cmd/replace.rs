@@ -11,8 +11,8 @@ use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Said, human, json, println_or_end};
 use crate::target::{Access, Target, VolumeArg, answer};
 
-/// How often the progress is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often the progress is looked at: a replacement of little is over soon.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Replace a device of a volume by another
 #[derive(clap::Subcommand)]

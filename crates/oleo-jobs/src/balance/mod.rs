@@ -424,7 +424,7 @@ impl Balancer {
     pub(crate) fn exclusively<R>(
         &self,
         what: &'static str,
-        work: impl FnOnce(&dyn Fn() -> bool) -> Result<R, JobError>,
+        work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> Result<R, JobError>,
     ) -> Result<R, JobError> {
         {
             let mut state = self.state.lock();

@@ -1,8 +1,8 @@
 //! A device takes another's place, beside the users of the file system.
 //!
 //! Normal path: (1) [`Replacer::start`]: the new device gets all that the other gets from now on, and the item on disk (DEV_REPLACE) says
-//! so; (2) [`Replacer::run`] copies what is on the other, chunk by chunk in the order of their places, and every few seconds writes down
-//! how far it is (`cursor_left`, after the commit that makes the copies durable); (3) at the end one commit makes the new device the
+//! so; (2) [`Replacer::run`] copies what is on the other, chunk by chunk in the order of their places, of each some pieces at a time, and every few seconds
+//! writes down how far it is (`cursor_left`: everything before it is copied, and the commit makes it durable first); (3) at the end one commit makes the new device the
 //! device, and says that it is done; (4) the old one loses its mark.
 //!
 //! ```text
@@ -18,24 +18,28 @@
 //!
 //! The kernel goes on with ours from the cursor, and we with its. Chunks with parity are copied again from the start of each: what a crash
 //! left beside live sectors of a row differs on the two devices.
-//! Locks: `state`, a leaf. Nothing else moves groups meanwhile (`Balancer::exclusively`).
+//! Locks: `state`, a leaf; who waits for work does so there. Nothing else moves groups meanwhile (`Balancer::exclusively`).
 //! Crash: what is below the cursor is on both devices.
 
 use std::collections::BTreeSet;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use oleo_format::{BlockGroupFlags, ByteLen, DevId, DevReplaceItem, ItemType, Key, Logical, TreeId};
 use oleo_fs::{Fs, errno};
-use oleo_lock::{Mutex, rank};
+use oleo_lock::{Condvar, Mutex, rank};
 use oleo_txn::devices::replace_state::{CANCELLED, FINISHED, STARTED, SUSPENDED};
 use oleo_volume::{Candidate, ChunkMap, RefillRun, Refilled, Verify, VolumeError};
 use serde::{Deserialize, Serialize};
 
 use crate::{Balancer, JobError};
 
-/// Bytes of a stripe that are copied while nobody writes: some milliseconds.
+/// Bytes of a stripe that are copied together, while nobody writes there: some milliseconds.
 const RUN_LEN: u64 = 1 << 20;
+/// Pieces that are copied at the same time, by a thread each: while some are written others are read, and looked at.
+const COPIERS: u64 = 4;
 /// How often the cursor is written down.
 const CURSOR_EVERY: Duration = Duration::from_secs(5);
 /// How often whoever cancels looks whether it has ended.
@@ -127,6 +131,8 @@ pub struct Replacer {
     fs: Fs,
     balancer: Arc<Balancer>,
     state: Mutex<rank::ReplaceState, State>,
+    /// There is something to run, or whoever waits for it is to look.
+    changed: Condvar,
 }
 
 /// How one run ended.
@@ -144,6 +150,7 @@ struct Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.of.state.lock().phase = self.then;
+        self.of.changed.notify_all();
     }
 }
 
@@ -155,12 +162,12 @@ impl Replacer {
     pub fn new(fs: &Fs, balancer: Arc<Balancer>) -> Result<Replacer, JobError> {
         let item = fs.engine().replace_item()?.unwrap_or_default();
         let state = State { phase: Phase::of(&item), item, ..State::default() };
-        Ok(Replacer { fs: fs.clone(), balancer, state: Mutex::new(state) })
+        Ok(Replacer { state: Mutex::new(state), ..Replacer::idle(fs, balancer) })
     }
 
     /// The same for a volume whose trees cannot all be read: as if there was none.
     pub fn idle(fs: &Fs, balancer: Arc<Balancer>) -> Replacer {
-        Replacer { fs: fs.clone(), balancer, state: Mutex::default() }
+        Replacer { fs: fs.clone(), balancer, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// If the target is not there, or may lack something, all is to be copied again: that is on disk when this returns. For a volume that was opened
@@ -278,6 +285,8 @@ impl Replacer {
             return Err(JobError::refused(errno::ENODEV, "the device that is to take the other's place is not there"));
         }
         (state.phase, state.stop, state.cancel, state.failure) = (Phase::Wanted, false, false, None);
+        drop(state);
+        self.changed.notify_all();
         Ok(())
     }
 
@@ -288,6 +297,15 @@ impl Replacer {
     /// Whether there is one to run.
     pub fn is_wanted(&self) -> bool {
         self.state.lock().phase == Phase::Wanted
+    }
+
+    /// Waits until there is one to run, or until it is interrupted, for `timeout` at most; returns whether there is one.
+    pub fn wait_work(&self, timeout: Duration) -> bool {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Wanted {
+            self.changed.wait_for(&mut state, timeout);
+        }
+        state.phase == Phase::Wanted
     }
 
     /// Runs the replacement that was asked for, until it ends or is stopped. Nothing if there is none.
@@ -343,6 +361,7 @@ impl Replacer {
     /// Stops it without waiting; it can be resumed, here or by the kernel.
     pub fn interrupt(&self) {
         self.state.lock().stop = true;
+        self.changed.notify_all();
     }
 
     /// Ends it: the device stays, and the target is no part of the volume any more.
@@ -390,7 +409,7 @@ impl Replacer {
     }
 
     /// Step (2) and the rest.
-    fn copy_all(&self, goes_on: &dyn Fn() -> bool) -> Result<Outcome, JobError> {
+    fn copy_all(&self, goes_on: GoesOn<'_>) -> Result<Outcome, JobError> {
         let volume = self.fs.engine().volume().clone();
         let mut item = self.state.lock().item;
         let source = DevId(item.src_devid.get());
@@ -459,31 +478,94 @@ impl Replacer {
         parts
     }
 
-    /// Copies a part of a chunk; `None`: it was stopped.
-    fn copy_part(
-        &self,
-        devid: DevId,
-        part: &Part,
-        item: &mut DevReplaceItem,
-        goes_on: &dyn Fn() -> bool,
-    ) -> Result<Option<()>, JobError> {
-        let (chunk, stripe) = (&part.chunk, part.stripe);
-        for from in (0..part.len()).step_by(RUN_LEN as usize) {
-            if !goes_on() {
-                return Ok(None);
+    /// Copies a part of a chunk, some pieces at a time; `None`: it was stopped. All of it is on the target when this returns `Some`.
+    fn copy_part(&self, devid: DevId, part: &Part, item: &mut DevReplaceItem, goes_on: GoesOn<'_>) -> Copied {
+        let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let copying = &CopyingPart { of: self, devid, part, goes_on, next, stop };
+        let pieces = part.len().div_ceil(RUN_LEN);
+        let others = pieces.min(COPIERS).saturating_sub(1);
+        let ended: Vec<Result<(Option<()>, u64), JobError>> = std::thread::scope(|threads| {
+            // If no thread can be started, the others copy what it would have.
+            let started = (0..others).filter_map(|_| {
+                let named = std::thread::Builder::new().name("replace".into());
+                named.spawn_scoped(threads, move || copying.copy()).ok()
+            });
+            let started: Vec<_> = started.collect();
+            let own = copying.copy();
+            let joined = started.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            std::iter::once(own).chain(joined).collect()
+        });
+        let mut all = Some(());
+        let mut failed = None;
+        for ended in ended {
+            match ended {
+                Ok((some, bad)) => {
+                    all = all.and(some);
+                    let before = item.num_uncorrectable_read_errors.get();
+                    item.num_uncorrectable_read_errors = before.saturating_add(bad).into();
+                }
+                Err(error) => failed = failed.or(Some(error)),
             }
-            if !self.has_target(devid) {
+        }
+        failed.map_or(Ok(all), Err)
+    }
+}
+
+/// Says whether to go on; asked by several threads.
+type GoesOn<'g> = &'g (dyn Fn() -> bool + Sync);
+
+/// `None`: it was stopped.
+type Copied = Result<Option<()>, JobError>;
+
+/// A part of a chunk that several threads copy.
+struct CopyingPart<'a> {
+    of: &'a Replacer,
+    devid: DevId,
+    part: &'a Part,
+    goes_on: GoesOn<'a>,
+    /// Where the next piece begins, in bytes.
+    next: AtomicU64,
+    /// One has failed, or was stopped.
+    stop: AtomicBool,
+}
+
+/// Has the others stop, unless it comes to its end.
+struct StopsOthers<'a>(&'a AtomicBool, bool);
+
+impl Drop for StopsOthers<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_or(!self.1, SeqCst);
+    }
+}
+
+impl CopyingPart<'_> {
+    /// Copies one piece after the other, as long as there are some; `None`: it was stopped. Returns how much was bad, too.
+    fn copy(&self) -> Result<(Option<()>, u64), JobError> {
+        let mut stops_others = StopsOthers(&self.stop, false);
+        let (fs, chunk) = (&self.of.fs, &self.part.chunk);
+        let mut bad = 0;
+        loop {
+            if self.stop.load(SeqCst) || !(self.goes_on)() {
+                return Ok((None, bad));
+            }
+            let from = self.next.fetch_add(RUN_LEN, SeqCst);
+            if from >= self.part.len() {
+                break;
+            }
+            if !self.of.has_target(self.devid) {
                 return Err(JobError::refused(errno::EIO, TARGET_FAILED));
             }
-            let run = RefillRun { devid, chunk: chunk.start, stripe, from, len: RUN_LEN };
-            let done = match fill(&self.fs, chunk, &run) {
+            let run = RefillRun { devid: self.devid, chunk: chunk.start, stripe: self.part.stripe, from, len: RUN_LEN };
+            // What is next for whoever is done first.
+            fs.engine().volume().will_refill(&RefillRun { from: from + RUN_LEN * COPIERS, ..run });
+            match fill(fs, chunk, &run) {
                 // It is gone.
-                Err(JobError::Volume(error)) if matches!(*error, VolumeError::Unmapped { .. }) => return Ok(Some(())),
-                done => done?,
-            };
-            item.num_uncorrectable_read_errors = (item.num_uncorrectable_read_errors.get() + done.bad).into();
+                Err(JobError::Volume(error)) if matches!(*error, VolumeError::Unmapped { .. }) => break,
+                done => bad += done?.bad,
+            }
         }
-        Ok(Some(()))
+        stops_others.1 = true;
+        Ok((Some(()), bad))
     }
 }
 

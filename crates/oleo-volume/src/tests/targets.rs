@@ -1,6 +1,12 @@
 //! Devices that take another's place: what they missed, and what becomes of them when they fail at the end.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use oleo_sim::faulty::{Faulty, Trouble};
+use oleo_sim::gate::{Gate, Writes};
+use oleo_sim::rng::Rng;
 
 use super::*;
 use crate::attach::Candidate;
@@ -246,11 +252,11 @@ fn failures_at_the_release() {
 }
 
 /// Says what is free as a test has it.
-struct Free(std::sync::atomic::AtomicBool);
+struct Free(AtomicBool);
 
 impl Occupancy for Free {
     fn is_free(&self, _: Logical, _: ByteLen) -> bool {
-        self.0.load(std::sync::atomic::Ordering::SeqCst)
+        self.0.load(SeqCst)
     }
 }
 
@@ -276,7 +282,7 @@ fn parity_fits_what_is_on_the_new_device() {
         copy_all(&volume, devid);
         places.iter().for_each(|at| volume.write(&[(*at, &piece)]).expect("write"));
         // The chunk tree was free, too.
-        free.0.store(false, std::sync::atomic::Ordering::SeqCst);
+        free.0.store(false, SeqCst);
         for chunk in volume.chunks().into_iter().filter(|chunk| chunk.is_system()) {
             for stripe in (0..chunk.stripes.len()).filter(|&stripe| chunk.stripes[stripe].devid == devid) {
                 let run = RefillRun { devid, chunk: chunk.start, stripe, from: 0, len: chunk.stripe_bytes().0 };
@@ -297,6 +303,128 @@ fn parity_fits_what_is_on_the_new_device() {
                 volume.read_data(*at, &mut found, None).unwrap_or_else(|e| panic!("{what}, without {without}: {e}"));
                 assert!(found == piece, "{what}, without {without}: {at}");
             }
+        }
+    }
+}
+
+/// What a device and its target have of the data chunk is the same.
+fn must_be_copied(sample: &Sample, old: &dyn Device, new: &dyn Device, devid: DevId, len: u64, what: &str) {
+    for stripe in sample.data.stripes.iter().filter(|stripe| stripe.devid == devid) {
+        let [mut was, mut is] = [vec![0; len as usize], vec![0; len as usize]];
+        old.read_at(stripe.offset.0, &mut was).expect("read");
+        new.read_at(stripe.offset.0, &mut is).expect("read");
+        let differs = (0..len as usize).step_by(4096).find(|&at| was[at..at + 4096] != is[at..at + 4096]);
+        assert_eq!(differs, None, "{what}: they differ there");
+    }
+}
+
+/// Goal: while a piece is copied, only who writes there waits: not who writes elsewhere on the same device, but who writes another unit of a row that the piece has a part
+/// of. What he wrote is on the target in the end. Method: the target holds up the piece's write.
+#[test]
+fn only_writers_of_what_is_copied_wait() {
+    const MARK: u8 = 0x77;
+    for (profile, count) in [(Profile::Single, 1), (Profile::Raid1, 2), (Profile::Raid5, 3), (Profile::Raid6, 4)] {
+        let sample = Sample::new(profile, count);
+        let (volume, devices) = sample.open(&[], WRITE).expect("open");
+        let (devid, gate) = (DevId(count as u64), Arc::new(Gate::new(300 * MIB)));
+        let map = &sample.data;
+        let rows_len = if profile.has_parity() { map.data_stripes() * MIB } else { MIB };
+        volume.write(&[(map.start, &vec![MARK; rows_len as usize])]).expect("write");
+        let candidate = Candidate::new(gate.clone(), Uuid::from_u128(5), true).expect("candidate");
+        volume.set_target(devid, candidate.prepare().expect("prepared")).expect("target");
+        let stripe = map.stripes.iter().position(|s| s.devid == devid).expect("it has one");
+        let run = RefillRun { devid, chunk: map.start, stripe, from: 0, len: MIB };
+        // A sector of the first row that is not on the device, if there is one.
+        let unit = (0..map.data_stripes()).find(|unit| map.logical_of(stripe, 0) != Some(unit * STRIPE_LEN));
+        let there = map.start + ByteLen(unit.unwrap_or_default() * STRIPE_LEN);
+        let elsewhere = map.start + ByteLen(rows_len);
+        gate.shut(Writes::Of(MARK));
+        let volume = &volume;
+        std::thread::scope(|threads| {
+            let copies = threads.spawn(move || volume.refill(&run, &AllGood));
+            gate.await_held(Writes::Of(MARK));
+            let (told, tells) = channel();
+            threads.spawn(move || {
+                volume.write(&[(elsewhere, &noise(4096, 8))]).expect("write");
+                told.send(()).expect("the test waits");
+            });
+            let passed = tells.recv_timeout(Duration::from_secs(10));
+            let waits = threads.spawn(move || volume.write(&[(there, &noise(4096, 9))]));
+            std::thread::sleep(Duration::from_millis(100));
+            let waited = !waits.is_finished();
+            gate.open(Writes::Of(MARK));
+            copies.join().expect("no panic").expect("copied");
+            waits.join().expect("no panic").expect("write");
+            assert!(passed.is_ok() && waited, "{profile}: {passed:?}, {waited}");
+        });
+        let old = &devices[count - 1];
+        must_be_copied(&sample, &**old, &*gate, devid, MIB, &profile.to_string());
+        let mut found = vec![0; 4096];
+        volume.read_data(there, &mut found, None).expect("read");
+        assert!(found == noise(4096, 9), "{profile}");
+    }
+}
+
+/// Goal: a target that is filled by several threads beside those who write has what the device has. Method: each writer has sectors of his own, all over what is copied;
+/// in the end both devices are compared.
+#[test]
+fn filled_by_several_beside_writers() {
+    const WRITERS: u64 = 3;
+    const SECTOR: u64 = 4096;
+    // Of each stripe.
+    const LEN: u64 = 4 * MIB;
+    const PIECE: u64 = STRIPE_LEN;
+    for (profile, count) in
+        [(Profile::Single, 1), (Profile::Raid1, 2), (Profile::Raid10, 4), (Profile::Raid5, 3), (Profile::Raid6, 5)]
+    {
+        let sample = Sample::new(profile, count);
+        for seed in 0..4 {
+            let what = format!("{profile} on {count}, seed {seed}");
+            let Replaced { volume, devices, new, devid, .. } = Replaced::new(&sample);
+            let (map, ended, next) = (&sample.data, AtomicBool::new(false), AtomicU64::new(0));
+            let sectors = (LEN * map.data_stripes()).min(map.len.0) / SECTOR;
+            let written = AtomicU64::new(0);
+            std::thread::scope(|threads| {
+                for writer in 0..WRITERS {
+                    let (volume, ended, written) = (&volume, &ended, &written);
+                    threads.spawn(move || {
+                        let mut rng = Rng::new(seed * WRITERS + writer);
+                        while !ended.load(SeqCst) {
+                            let own = |rng: &mut Rng| rng.below(sectors / WRITERS) * WRITERS + writer;
+                            let (a, b) = (own(&mut rng), own(&mut rng));
+                            let some: Vec<(Logical, Vec<u8>)> = [a, b][..1 + usize::from(a != b)]
+                                .iter()
+                                .map(|nth| (map.start + ByteLen(nth * SECTOR), rng.bytes(SECTOR as usize)))
+                                .collect();
+                            let parts: Vec<(Logical, &[u8])> = some.iter().map(|(at, b)| (*at, &b[..])).collect();
+                            volume.write(&parts).expect("write");
+                            written.fetch_add(1, SeqCst);
+                        }
+                    });
+                }
+                let copy = || {
+                    while written.load(SeqCst) < WRITERS {
+                        std::thread::yield_now();
+                    }
+                    for stripe in (0..map.stripes.len()).filter(|&stripe| map.stripes[stripe].devid == devid) {
+                        loop {
+                            let from = next.fetch_add(PIECE, SeqCst);
+                            if from >= LEN.min(map.stripe_bytes().0) {
+                                break;
+                            }
+                            let run = RefillRun { devid, chunk: map.start, stripe, from, len: PIECE };
+                            volume.will_refill(&RefillRun { from: from + PIECE, ..run });
+                            volume.refill(&run, &AllGood).expect("copied");
+                        }
+                    }
+                };
+                let other = threads.spawn(copy);
+                copy();
+                other.join().expect("no panic");
+                ended.store(true, SeqCst);
+            });
+            let len = LEN.min(map.stripe_bytes().0);
+            must_be_copied(&sample, &*devices[count - 1], &*new, devid, len, &what);
         }
     }
 }
