@@ -277,6 +277,12 @@ impl Volume {
             let what = format!("shrinking device {devid} to {total} bytes while there are chunks beyond that");
             return Err(VolumeError::Unsupported { what });
         }
+        if let Some(target) = member.target().filter(|target| target.len() < total.0) {
+            let (name, len) = (target.name(), target.len());
+            let what =
+                format!("resizing device {devid} to {total} bytes while {name}, which has {len}, takes its place");
+            return Err(VolumeError::Unsupported { what });
+        }
         if device.len() < total.0 {
             device.set_len(total.0)?;
         }

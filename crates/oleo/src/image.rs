@@ -133,15 +133,17 @@ impl Image {
         };
         let balancer = Arc::new(balancer);
         let members = Members::new(&fs, balancer.clone());
-        let replacer = match Replacer::new(&fs, balancer.clone()) {
-            Err(_) if options.ignore_bad_trees && !options.writes() => Replacer::idle(&fs, balancer.clone()),
+        let scrubber = Arc::new(Scrubber::new(&fs));
+        let replacer = match Replacer::new(&fs, balancer.clone(), scrubber.clone()) {
+            Err(_) if options.ignore_bad_trees && !options.writes() => {
+                Replacer::idle(&fs, balancer.clone(), scrubber.clone())
+            }
             other => other?,
         };
         if options.writes() {
             replacer.begin_anew()?;
         }
         let (on_notice, replacer) = (options.on_notice.clone(), Arc::new(replacer));
-        let scrubber = Arc::new(Scrubber::new(&fs));
         Ok(Image { fs, on_notice, balancer, members, replacer, scrubber, write: options.writes() })
     }
 

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use oleo::balance::{BalanceArgs, BalanceEnd, BalanceState};
 use oleo::devices::ReplaceState;
+use oleo::layers::jobs;
 use oleo::mkfs::{MkfsOptions, Profile};
+use oleo::scrub::{ScrubEnd, ScrubWant};
 use oleo::{Image, OpenOptions};
 use oleo_device::{Device, DeviceError, MemDevice, WriteReq};
 use oleo_format::DevId;
@@ -222,6 +224,66 @@ fn what_is_being_replaced_is_not_removed() {
     image.members().remove(DevId(2), false).unwrap();
     drop(image);
     drop(open(&devices[..1]));
+}
+
+/// Goal: while a device is replaced nobody scrubs, and while somebody scrubs no replacement begins; either is refused by name, as by the kernel, and nothing is done to the new
+/// device. Method: each of them asked for, under way, suspended and ended.
+#[test]
+fn scrubs_and_replacements_exclude_each_other() {
+    let devices = made(2, Profile::Raid1, Profile::Raid1);
+    let image = open(&devices);
+    put(&image, "one");
+    let new = Arc::new(MemDevice::named("new", 512 * MIB)) as Arc<dyn Device>;
+    new.write_at(64 << 10, &[0x5a; 4096]).unwrap();
+    image.scrubber().start(ScrubWant::new()).unwrap();
+    let error = image.replacer().start(DevId(1), candidate(&new), false).expect_err("a scrub is asked for");
+    assert_eq!(error.errno(), oleo_fs::errno::EINPROGRESS, "{error}");
+    assert!(error.to_string().contains("scrub"), "{error}");
+    let mut found = [0; 4096];
+    new.read_at(64 << 10, &mut found).unwrap();
+    assert!(found == [0x5a; 4096], "it is as it was");
+    assert_eq!(image.replacer().status().state, ReplaceState::Never);
+    assert_eq!(image.scrubber().run(), Some(ScrubEnd::Done));
+    image.replacer().start(DevId(1), candidate(&new), false).unwrap();
+    let must_be_refused = |image: &Image, what: &str| {
+        for want in [ScrubWant::new(), ScrubWant::new().repair(false)] {
+            let error = image.scrubber().start(want).expect_err(what);
+            assert_eq!(error.errno(), oleo_fs::errno::EINPROGRESS, "{what}: {error}");
+            assert!(error.to_string().contains("device 1 is being replaced"), "{what}: {error}");
+        }
+        assert_eq!(image.scrubber().run(), None, "{what}");
+    };
+    must_be_refused(&image, "begun");
+    drop(image);
+    let all = [&devices[..], &[new.clone()]].concat();
+    let image = open(&all);
+    must_be_refused(&image, "suspended");
+    image.replacer().resume().unwrap();
+    image.replacer().run().unwrap();
+    image.scrubber().start(ScrubWant::new()).unwrap();
+    assert_eq!(image.scrubber().run(), Some(ScrubEnd::Done));
+    assert!(image.scrubber().unhealed().is_empty());
+}
+
+/// Goal: a device does not grow beyond what is about to take its place; up to there it does. Method: a target that is a little longer than the device.
+#[test]
+fn a_device_grows_no_further_than_its_target() {
+    let devices = made(2, Profile::Raid1, Profile::Raid1);
+    let image = open(&devices);
+    let resize = |image: &Image, devid, mib: u64| {
+        jobs::resize(image.fs(), image.balancer(), Some(DevId(devid)), jobs::NewSize::To(mib * MIB))
+    };
+    put(&image, "one");
+    let new = Arc::new(MemDevice::named("new", 600 * MIB)) as Arc<dyn Device>;
+    image.replacer().start(DevId(1), candidate(&new), false).unwrap();
+    let error = resize(&image, 1, 601).expect_err("it is longer than the target");
+    assert!(error.to_string().contains("takes its place"), "{error}");
+    assert_eq!(devices[0].len(), 512 * MIB, "nothing was done to it");
+    resize(&image, 1, 600).unwrap();
+    resize(&image, 2, 700).unwrap();
+    image.replacer().run().unwrap();
+    drop(image);
+    must_hold(&[new, devices[1].clone()], &["one"], "replaced");
 }
 
 /// Goal: what is written while a device is filled, by several threads, is on the new one. Method: files are written again and again, synced or not, until it is done.

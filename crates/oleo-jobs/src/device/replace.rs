@@ -18,7 +18,8 @@
 //!
 //! The kernel goes on with ours from the cursor, and we with its. Chunks with parity are copied again from the start of each: what a crash
 //! left beside live sectors of a row differs on the two devices.
-//! Locks: `state`, a leaf; who waits for work does so there. Nothing else moves groups meanwhile (`Balancer::exclusively`).
+//! Locks: `state`, a leaf; who waits for work does so there. Nothing else moves groups meanwhile (`Balancer::exclusively`), and nobody scrubs, as with the
+//! kernel (`Scrubber::keep_out`): what is healed would be healed on one of the two.
 //! Crash: what is below the cursor is on both devices.
 
 use std::collections::BTreeSet;
@@ -34,7 +35,7 @@ use oleo_txn::devices::replace_state::{CANCELLED, FINISHED, STARTED, SUSPENDED};
 use oleo_volume::{Candidate, ChunkMap, RefillRun, Refilled, Verify, VolumeError};
 use serde::{Deserialize, Serialize};
 
-use crate::{Balancer, JobError};
+use crate::{Balancer, JobError, Scrubber};
 
 /// Bytes of a stripe that are copied together, while nobody writes there: some milliseconds.
 const RUN_LEN: u64 = 1 << 20;
@@ -130,6 +131,7 @@ struct State {
 pub struct Replacer {
     fs: Fs,
     balancer: Arc<Balancer>,
+    scrubber: Arc<Scrubber>,
     state: Mutex<rank::ReplaceState, State>,
     /// There is something to run, or whoever waits for it is to look.
     changed: Condvar,
@@ -159,15 +161,15 @@ impl Replacer {
     ///
     /// # Errors
     /// The device tree cannot be read.
-    pub fn new(fs: &Fs, balancer: Arc<Balancer>) -> Result<Replacer, JobError> {
+    pub fn new(fs: &Fs, balancer: Arc<Balancer>, scrubber: Arc<Scrubber>) -> Result<Replacer, JobError> {
         let item = fs.engine().replace_item()?.unwrap_or_default();
         let state = State { phase: Phase::of(&item), item, ..State::default() };
-        Ok(Replacer { state: Mutex::new(state), ..Replacer::idle(fs, balancer) })
+        Ok(Replacer { state: Mutex::new(state), ..Replacer::idle(fs, balancer, scrubber) })
     }
 
     /// The same for a volume whose trees cannot all be read: as if there was none.
-    pub fn idle(fs: &Fs, balancer: Arc<Balancer>) -> Replacer {
-        Replacer { fs: fs.clone(), balancer, state: Mutex::default(), changed: Condvar::new() }
+    pub fn idle(fs: &Fs, balancer: Arc<Balancer>, scrubber: Arc<Scrubber>) -> Replacer {
+        Replacer { fs: fs.clone(), balancer, scrubber, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// If the target is not there, or may lack something, all is to be copied again: that is on disk when this returns. For a volume that was opened
@@ -241,7 +243,7 @@ impl Replacer {
     /// before all else is sure. `avoid_reading`: read from other copies, where there are some.
     ///
     /// # Errors
-    /// There is no such device, the new one is too short or fails, or something of the kind is under way.
+    /// There is no such device, the new one is too short or fails, or something of the kind, or a scrub, is under way.
     pub fn start(&self, source: DevId, new: Candidate, avoid_reading: bool) -> Result<(), JobError> {
         let mut turn = {
             let mut state = self.state.lock();
@@ -258,6 +260,8 @@ impl Replacer {
             time_started: self.now().into(),
             ..DevReplaceItem::default()
         };
+        // Once it has a target, whoever asks for a scrub sees that.
+        let _no_scrub = self.scrubber.keep_out()?;
         self.balancer.exclusively("replacing a device", |_| {
             let engine = self.fs.engine();
             engine.volume().check_target(source, &new)?;

@@ -394,6 +394,8 @@ struct State {
     cancelled: bool,
     /// None runs any more, since the volume is about to be closed.
     stopping: bool,
+    /// A device is about to be replaced ([`KeptOut`]).
+    kept_out: bool,
     end: Option<ScrubEnd>,
     dir: Option<PathBuf>,
     offers: Option<Arc<dyn Candidates>>,
@@ -408,6 +410,16 @@ pub struct Scrubber {
     shared: Shared,
     state: Mutex<rank::ScrubState, State>,
     changed: Condvar,
+}
+
+/// Keeps scrubs out until it is dropped.
+#[must_use]
+pub(crate) struct KeptOut<'s>(&'s Scrubber);
+
+impl Drop for KeptOut<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().kept_out = false;
+    }
 }
 
 impl Scrubber {
@@ -430,7 +442,7 @@ impl Scrubber {
     /// Asks for a scrub, which [`Scrubber::run`] does. Answers with its number.
     ///
     /// # Errors
-    /// One is under way, or the devices are not there.
+    /// One is under way, a device is being replaced, or the devices are not there.
     pub fn start(&self, want: ScrubWant) -> Result<u64, JobError> {
         let devices = self.devices(&want)?;
         let now = now();
@@ -444,7 +456,7 @@ impl Scrubber {
     /// Asks for the rest of one that was interrupted, here or by btrfs-progs.
     ///
     /// # Errors
-    /// One is under way; there is nothing to resume ([`JobError::NothingToResume`]); or its state cannot be read.
+    /// One is under way; a device is being replaced; there is nothing to resume ([`JobError::NothingToResume`]); or its state cannot be read.
     pub fn resume(&self, want: ScrubWant) -> Result<u64, JobError> {
         let devices = self.devices(&want)?;
         let known = self.known()?;
@@ -465,13 +477,43 @@ impl Scrubber {
         self.want(want, record, &devices)
     }
 
-    fn want(&self, want: ScrubWant, record: Record, devices: &[(DevId, u64)]) -> Result<u64, JobError> {
+    /// While the result lives, none is asked for.
+    ///
+    /// # Errors
+    /// One is under way.
+    pub(crate) fn keep_out(&self) -> Result<KeptOut<'_>, JobError> {
         let mut state = self.state.lock();
-        if state.phase != Phase::Idle || state.stopping {
-            let text = if state.stopping { "the file system is being closed" } else { "a scrub is under way" };
-            return Err(JobError::refused(errno::EINPROGRESS, text));
+        if state.phase != Phase::Idle || state.kept_out {
+            return Err(JobError::refused(errno::EINPROGRESS, "a scrub is under way"));
         }
-        state.phase = Phase::Asked;
+        state.kept_out = true;
+        Ok(KeptOut(self))
+    }
+
+    /// Has it for whoever asks, unless one is under way or a device is being replaced.
+    fn begin(&self) -> Result<(), JobError> {
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Idle || state.stopping {
+                let text = if state.stopping { "the file system is being closed" } else { "a scrub is under way" };
+                return Err(JobError::refused(errno::EINPROGRESS, text));
+            }
+            if state.kept_out {
+                return Err(JobError::refused(errno::EINPROGRESS, "a device is being replaced"));
+            }
+            state.phase = Phase::Asked;
+        }
+        // From here on no replacement begins.
+        let devices = self.fs.engine().volume().devices();
+        let Some(device) = devices.iter().find(|device| device.target.is_some()) else { return Ok(()) };
+        self.state.lock().phase = Phase::Idle;
+        self.changed.notify_all();
+        Err(JobError::refused(errno::EINPROGRESS, format!("device {} is being replaced", device.devid)))
+    }
+
+    fn want(&self, want: ScrubWant, record: Record, devices: &[(DevId, u64)]) -> Result<u64, JobError> {
+        self.begin()?;
+        let mut state = self.state.lock();
         (state.cancelled, state.end, state.unkept) = (false, None, None);
         state.number += 1;
         let unfinished = devices.iter().filter(|(devid, _)| record.get(devid).is_some_and(|device| !device.finished));
