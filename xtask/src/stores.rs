@@ -182,11 +182,7 @@ fn rbd(root: &Path) -> Result<()> {
     must(ceph.command("ceph").args(["osd", "pool", "create", "rbd", "8"]))?;
     must(ceph.command("rbd").args(["create", "--size", RBD_SIZE, "rbd/volume"]))?;
     let image = format!("rbd:rbd/volume:conf={}", ceph.conf().display());
-    test(
-        root,
-        &["--test=nbd", "--", "--ignored", "--exact", "named::over_ceph"],
-        ("OLEO_TEST_RBD", &image),
-    )
+    test(root, &["--test=nbd", "--", "--ignored", "--exact", "named::over_ceph"], ("OLEO_TEST_RBD", &image))
 }
 
 /// Ceph with one monitor and one store in memory, without passwords, on this machine alone.

@@ -15,7 +15,7 @@ use crate::Volume;
 use crate::doubt::{Doubt, Settled};
 use crate::error::VolumeError;
 use crate::member::Count;
-use crate::records::{Base, Budget, LiveParity, Records, Units};
+use crate::records::{Bases, Budget, LiveParity, Records, Units};
 use crate::rows::{GRAIN, Held};
 use crate::stripes::{ParityOf, Parts, RowWrite, RowWrites, whole_parity};
 use crate::write::{HandOver, Writes};
@@ -32,7 +32,7 @@ struct Prepared<'r> {
     _held: Held<'r>,
     /// The turn, and the superblocks that may be the newest, of before it was asked what is live.
     turn: u64,
-    bases: [Base; 2],
+    bases: Bases,
     parts: Parts,
 }
 

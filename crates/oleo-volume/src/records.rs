@@ -12,8 +12,8 @@
 //! Place: bytes 512 KiB to 1 MiB of a device, where no chunk is (`BTRFS_DEVICE_RANGE_RESERVED`) and the kernel neither reads nor writes. Boot
 //! loaders might: a device is recorded on only if all of the place is zeros or bears our mark.
 //!
-//! Invariants: a record names the superblocks that may be the newest while its columns are being written: the last one, and that which is being
-//! written, if one is; a superblock with another log is another. With any other superblock it is done with: what it is for was written before the
+//! Invariants: a record names the superblocks that may be the newest while its columns are being written: the last one, that which is being
+//! written, if one is, and one whose writing failed; a superblock with another log is another. With any other superblock it is done with: what it is for was written before the
 //! barrier of a later one. That one may name what was written beside the live sectors, too, so a record that is done with must not be applied: it would
 //! take what it does not have for something that nothing names. So the names are those of the moment when it was asked what is live (`Rows::bases`), and not of
 //! when the record is written: a superblock that came in between may name what was not live when that was asked.
@@ -45,6 +45,9 @@ pub(crate) const PAYLOAD_MAX: usize = HALF_LEN as usize - HEADER_LEN;
 pub(crate) const ENTRIES_MAX: usize = (HEADER_LEN - size_of::<HeadBytes>()) / size_of::<EntryBytes>();
 /// Data units of a row that an entry can name.
 const UNITS_MAX: usize = 256;
+/// Superblocks that may be the newest at the same time: the last one, one with a log whose writing failed (no other log is
+/// written before the next commit), and that of a commit.
+const BASES_MAX: usize = 3;
 const MAGIC: [u8; 8] = *b"OleoStrp";
 
 /// A superblock.
@@ -94,6 +97,35 @@ impl From<Base> for BaseBytes {
     }
 }
 
+/// The superblocks that may be the newest: the last one, then those that are being written or whose writing failed.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Bases([Base; BASES_MAX]);
+
+impl Bases {
+    /// `base` is the superblock on disk, and no other can be.
+    pub fn only(base: Base) -> Bases {
+        let mut bases = Bases::default();
+        bases.0[0] = base;
+        bases
+    }
+
+    /// `base` may be the superblock on disk from here on, until one is for sure; `false`, and records would not name it, if too many may.
+    #[must_use]
+    pub fn add(&mut self, base: Base) -> bool {
+        let mut places = self.0.iter_mut().skip(1);
+        places.find(|known| **known == base || **known == Base::default()).is_some_and(|known| {
+            *known = base;
+            true
+        })
+    }
+
+    /// Those that are not known to be on disk.
+    #[cfg(test)]
+    pub fn others(&self) -> impl Iterator<Item = &Base> {
+        self.0[1..].iter().filter(|base| **base != Base::default())
+    }
+}
+
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct HeadBytes {
@@ -102,7 +134,7 @@ struct HeadBytes {
     magic: [u8; 8],
     fsid: [u8; 16],
     dev_uuid: [u8; 16],
-    bases: [BaseBytes; 2],
+    bases: [BaseBytes; BASES_MAX],
     /// Rises by one with each record.
     number: U64,
     entries: U32,
@@ -126,7 +158,7 @@ struct EntryBytes {
     live: [U64; UNITS_MAX / 64],
 }
 
-const _: () = assert!(size_of::<HeadBytes>() == 184 && size_of::<EntryBytes>() == 64 && ENTRIES_MAX == 61);
+const _: () = assert!(size_of::<HeadBytes>() == 216 && size_of::<EntryBytes>() == 64 && ENTRIES_MAX == 60);
 
 /// Data units of a row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -233,7 +265,7 @@ impl Records {
         &mut self,
         outputs: &[Output],
         rules: &NodeRules,
-        bases: [Base; 2],
+        bases: Bases,
         parities: &[(&LiveParity, [Option<DevId>; 2])],
     ) -> Vec<Failure> {
         let mut on: BTreeMap<DevId, OnDevice> = BTreeMap::new();
@@ -275,13 +307,13 @@ impl Records {
     }
 }
 
-fn header(rules: &NodeRules, member: &Member, bases: [Base; 2], number: u64, of: &OnDevice) -> Vec<u8> {
+fn header(rules: &NodeRules, member: &Member, bases: Bases, number: u64, of: &OnDevice) -> Vec<u8> {
     let head = HeadBytes {
         csum: [0; 32],
         magic: MAGIC,
         fsid: rules.fsid.into_bytes(),
         dev_uuid: member.uuid.into_bytes(),
-        bases: bases.map(BaseBytes::from),
+        bases: bases.0.map(BaseBytes::from),
         number: number.into(),
         entries: (of.entries.len() as u32).into(),
         payload_len: (of.payload.len() as u32).into(),

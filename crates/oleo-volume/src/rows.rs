@@ -19,7 +19,7 @@ use oleo_format::{ByteLen, DevId, Logical, SuperBlock};
 use oleo_lock::{Mutex, MutexGuard, RwLock, rank};
 
 use crate::geometry::STRIPE_LEN;
-use crate::records::{Base, Records};
+use crate::records::{Bases, Records};
 
 /// Shards: more than threads that write, so that two rarely meet.
 const SHARDS: usize = 64;
@@ -91,8 +91,8 @@ pub(crate) struct Rows {
     /// Somebody has had a row. Set before the row is taken and its turn is read: who finds it unset need not wait for anybody.
     used: AtomicBool,
     pub records: Mutex<rank::StripeRecords, Records>,
-    /// The superblocks that may be the newest while something is written: the last one, and one that is being written.
-    bases: Mutex<rank::RecordBases, [Base; 2]>,
+    /// The superblocks that may be the newest while something is written.
+    bases: Mutex<rank::RecordBases, Bases>,
     turn: AtomicU64,
     stamps: Mutex<rank::RowStamps, HashMap<(Logical, u64), Stamp>>,
     occupancy: OnceLock<Weak<dyn Occupancy>>,
@@ -177,21 +177,23 @@ impl Rows {
     }
 
     /// The superblocks that may be the newest while rows are written; asked by whoever has them, before he asks what is live in them.
-    pub fn bases(&self) -> [Base; 2] {
+    pub fn bases(&self) -> Bases {
         *self.bases.lock()
     }
 
     /// A superblock is about to be written. Whoever finds it in [`bases`](Self::bases) may be under way when it is the newest, and is told
-    /// afterwards that what was stamped before is live. Whoever does not find it is waited for by the barrier before it.
-    pub fn is_to_be_newest(&self, sb: &SuperBlock) {
+    /// afterwards that what was stamped before is live. Whoever does not find it is waited for by the barrier before it. `false`: it must not
+    /// be written, since too many others may be on disk.
+    #[must_use]
+    pub fn is_to_be_newest(&self, sb: &SuperBlock) -> bool {
         // In this order.
         self.turn.fetch_add(1, SeqCst);
-        self.bases.lock()[1] = sb.into();
+        self.bases.lock().add(sb.into())
     }
 
     /// A superblock is the newest, and durable.
     pub fn is_newest(&self, sb: &SuperBlock) {
-        *self.bases.lock() = [sb.into(), Base::default()];
+        *self.bases.lock() = Bases::only(sb.into());
     }
 
     /// The present turn, for what is about to be written.

@@ -7,10 +7,11 @@
 //! time goes into copying it to the system.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-use oleo_device::{Device, DeviceError, Latched, WriteReq};
+use oleo_device::{Device, DeviceError, Latched, Op, WriteReq};
 use oleo_format::{ByteLen, Chunk, DevId, DevItem, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 
 use crate::Volume;
@@ -216,14 +217,24 @@ impl Volume {
         self.bear(failures(vec![done.map_err(|error| Failure::new(output, error))]))
     }
 
+    /// Rows that are begun from here on may be under way when `sb` is the newest; those that were begun before are written by then, and their
+    /// records done with.
+    fn is_to_be_newest(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
+        if self.rows.is_to_be_newest(sb) {
+            return Ok(());
+        }
+        let source = Arc::new(io::Error::other("superblocks of too many moments may be on disk"));
+        let (op, offset, len) = (Op::Write, SUPER_OFFSETS[0], SUPER_LEN as u64);
+        Err(self.stop(DeviceError::Io { name: "superblock".into(), op, offset, len, source }))
+    }
+
     /// Makes `sb` the superblock of every device: barrier, first mirrors, flush, other mirrors. `dev_item`, `bytenr` and
     /// `csum` are filled in for each device; all else is as given (see [`stamp`](Self::stamp)). What could not be opened again
     /// is refused: the superblocks on disk stay.
     pub fn write_supers(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         check_fields(sb).map_err(|e| e.within("superblock to be written"))?;
-        // Rows that are begun from here on may be under way when this is the newest; those that were begun before are written.
-        self.rows.is_to_be_newest(sb);
+        self.is_to_be_newest(sb)?;
         let losses = self.losses.count();
         // From the exchange until a superblock says so nobody writes: it would be on one of the two alone.
         let finishing = self.is_finishing();
@@ -258,8 +269,7 @@ impl Volume {
     /// mirrors, flush. It differs from the one before in its first 512 bytes only, so it is never seen in parts.
     pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
-        // As for a commit: rows that were begun before are written, and their records done with when this is the newest.
-        self.rows.is_to_be_newest(sb);
+        self.is_to_be_newest(sb)?;
         self.barrier()?;
         self.write_mirrors(sb, &SUPER_OFFSETS[..1], &self.known_outputs(), Output::written_item)?;
         self.flush()?;
