@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 /// Default bounds of the bytes of tree blocks: the trees of a hundred thousand files, and the names of a million files in one
-/// directory, which new ones are compared with in the order of their hashes (0029: with 64 MiB a million creates took a quarter longer).
+/// directory, which new ones are compared with in the order of their hashes (0021: with 64 MiB a million creates took a quarter longer).
 const CACHE_BYTES: (u64, u64) = (64 << 20, 256 << 20);
 /// The memory assumed if the system does not report it.
 const MEMORY_LEN: u64 = 4 << 30;
