@@ -1,7 +1,7 @@
 //! Which bytes of a device are being copied to what takes its place, and which are being written meanwhile.
 //!
 //! Whoever copies writes what he has read before: nobody may write there in between, or the target would keep what was there before. Normal path: (1) whoever
-//! writes to a device that has a target names all places there at once ([`Copying::write`]), and waits for those who copy any of them; (2) whoever copies a range
+//! writes to a device that has a target names all places there together ([`Copying::write`]), and waits for those who copy any of them; (2) whoever copies a range
 //! names it ([`Copying::copy`]), and waits for those who write there; (3) what they hold is given back when it is dropped. Writers do not exclude each other, and
 //! those who copy take different ranges; whoever is elsewhere does not wait.
 //!

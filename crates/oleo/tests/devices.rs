@@ -255,7 +255,7 @@ fn scrubs_and_replacements_exclude_each_other() {
     };
     must_be_refused(&image, "begun");
     drop(image);
-    let all = [&devices[..], &[new.clone()]].concat();
+    let all = [&devices[..], std::slice::from_ref(&new)].concat();
     let image = open(&all);
     must_be_refused(&image, "suspended");
     image.replacer().resume().unwrap();

@@ -105,7 +105,7 @@ fn run_after(sample: &Sample, seed: u64, lies: bool, first: impl FnOnce(&Volume)
                 for _ in 0..count.min(free.len() as u64) {
                     some.insert(free.swap_remove(rng.below(free.len() as u64) as usize));
                 }
-                // Some are written at once, some later, beside others that were given out meanwhile.
+                // Some are written immediately, some later, beside others that were given out meanwhile.
                 in_use.locked().extend(&some);
                 in_use.lately().extend(&some);
                 granted.extend(&some);
