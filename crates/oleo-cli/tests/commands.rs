@@ -108,6 +108,22 @@ fn a_check() {
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(found["findings"][0]["kind"], "data-checksum");
     assert_eq!(found["findings"].as_array().map(Vec::len), Some(1));
+    // That, and what a scrub found, are on the map, in the same place.
+    std::fs::write(dir.join("check.json"), &output.stdout).unwrap();
+    let output = run(dir, &["scrub", "start", "--json", "-r", "i"]);
+    assert_eq!(output.status.code(), Some(3));
+    std::fs::write(dir.join("scrub.json"), &output.stdout).unwrap();
+    let map = common::json(dir, &["map", "--json", "--findings", "check.json", "--findings", "scrub.json", "i"]);
+    let map = &map["findings"];
+    assert_eq!(
+        (&map["of"], map["list"].as_array().unwrap().len()),
+        (&serde_json::json!(["check", "scrub"]), 2),
+        "{map}"
+    );
+    let (of_check, of_scrub) = (&map["list"][0], &map["list"][1]);
+    assert_eq!((&of_check["kind"], &of_scrub["kind"]), (&"data-checksum".into(), &"unhealed data".into()));
+    assert_eq!((&of_scrub["path"], &of_scrub["at"]), (&"data".into(), &of_check["at"]));
+    assert!(of_scrub["cell"].is_u64() && of_scrub["cell"] == of_check["cell"], "{map}");
 
     // The newest block of the tree of files: in a header the address stands at 48, the generation at 80, the owner at 88.
     let number = |sector: &[u8], at: usize| u64::from_le_bytes(sector[at..at + 8].try_into().unwrap());

@@ -494,4 +494,8 @@ fn pages_and_damage() {
     let finding = lines.iter().find(|line| line["kind"] == "data-checksum").expect("a finding");
     assert_eq!(finding["paths"], serde_json::json!(["file"]));
     assert_eq!(lines.last().unwrap()["sound"], false);
+    // It is on the map, too.
+    let map = served.get("map.json").json();
+    assert_eq!(map["findings"]["list"][0]["kind"], "data-checksum");
+    assert!(map["findings"]["list"][0]["cell"].is_u64());
 }

@@ -76,6 +76,13 @@ impl Args {
                 oleo::check::image(&source.image, &source.options, Start::default(), &CheckOptions::default())?;
             findings.insert(0, Findings::of_check(&report));
         }
+        if let Some(mount) = &source.mount {
+            let shown = answer!(mount.ask(Request::ScrubStatus { files: true })?, Reply::Scrub(shown) => shown)?;
+            // Nothing is known of what others did.
+            if shown.status.number > 0 {
+                findings.insert(0, Findings::of_scrub(&shown));
+            }
+        }
         let mut map = source.map(&MapOptions { table_bytes: self.memory, space_only: self.space_only })?;
         findings.into_iter().for_each(|found| map.add_findings(found));
         let text = match form {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::common::fails_with;
 use crate::{Mount, fails, json, ok};
 
 /// A running explorer, ended with the guard.
@@ -126,5 +127,33 @@ fn live() {
     let pid = rustix::process::Pid::from_child(&explorer.child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(explorer.child.wait().unwrap().success());
+    mount.unmount();
+}
+
+/// Goal: what the last scrub of a mount could not heal is on its map, with the file and the place, also in the explorer; a mount that was not scrubbed has no findings. Method: a file with one bad byte on a
+/// volume without copies.
+#[test]
+fn what_a_scrub_found() {
+    let Some(mut mount) = Mount::new("") else { return };
+    let dir = mount.dir().to_owned();
+    fs::write(mount.path("lost"), [0xa5; 70_000]).unwrap();
+    mount.unmount();
+    let mut bytes = fs::read(dir.join("i")).unwrap();
+    let sector = bytes.chunks_mut(4096).find(|sector| sector.iter().all(|byte| *byte == 0xa5)).unwrap();
+    sector[200] ^= 1;
+    fs::write(dir.join("i"), bytes).unwrap();
+    mount.mount("");
+    assert_eq!(json(&dir, &["map", "--json", "m"])["findings"]["list"], serde_json::json!([]));
+    fails_with(&dir, 3, &["scrub", "start", "-B", "m"]);
+    let explorer = Explorer::start(&mount, "m");
+    for map in [json(&dir, &["map", "--json", "m"]), explorer.json("map.json")] {
+        let findings = &map["findings"];
+        assert_eq!(findings["of"], serde_json::json!(["scrub"]));
+        assert_eq!(findings["list"].as_array().map(Vec::len), Some(1), "{findings}");
+        let one = &findings["list"][0];
+        assert_eq!((&one["kind"], &one["path"], &one["device"]), (&"unhealed data".into(), &"lost".into(), &1.into()));
+        assert!(one["cell"].is_u64() && one["at"].is_u64(), "{one}");
+    }
+    drop(explorer);
     mount.unmount();
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::query::{Query, Refused};
 use super::reply::Reply;
 use super::volume::Current;
-use crate::name_text;
+use crate::{Findings, name_text};
 
 /// Paths of one finding.
 const PATHS_MAX: usize = 8;
@@ -52,6 +52,7 @@ pub(super) fn check(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, R
             Ok(report) => report,
             Err(error) => return out.line(&json!({ "error": name_text(error.to_string().as_bytes()) })),
         };
+        volume.has_found(Findings::of_check(&report));
         let image = volume.image().map_err(|error| io::Error::other(error.to_string()))?;
         for finding in &report.findings {
             let paths = paths(&image, finding);

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use oleo::control::{Reply, Request};
 use oleo::fs::{FileKind, InodeRef};
 use oleo::inspect::Inspector;
 use oleo::{Access, ErrorKind, Image};
 
 use super::query::Refused;
 use super::target::Target;
-use crate::{Map, MapOptions};
+use crate::{Findings, Map, MapOptions};
 
 /// How often a mount's superblock is looked at, at most.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -31,6 +32,8 @@ pub(super) struct Current {
     map: Mutex<Option<(u64, Arc<Map>)>>,
     /// Held while a check runs.
     pub checking: Mutex<()>,
+    /// What the last check found, for maps.
+    found: Mutex<Option<Findings>>,
 }
 
 /// Why something was not read.
@@ -67,7 +70,13 @@ impl Current {
         let image = opened(&target)?;
         let generation = image.volume().super_block().generation.get();
         let opened = Opened { image: Arc::new(image), generation, looked: Instant::now() };
-        Ok(Current { target, opened: Mutex::new(opened), map: Mutex::new(None), checking: Mutex::new(()) })
+        Ok(Current {
+            target,
+            opened: Mutex::new(opened),
+            map: Mutex::new(None),
+            checking: Mutex::new(()),
+            found: Mutex::new(None),
+        })
     }
 
     /// The volume as the last commit left it.
@@ -123,8 +132,29 @@ impl Current {
         locked(&self.opened).looked += Duration::from_secs(3600);
     }
 
-    /// The map of what is there now; made once for each generation.
+    /// Notes what a check found.
+    pub fn has_found(&self, findings: Findings) {
+        *locked(&self.found) = Some(findings);
+    }
+
+    /// The map of what is there now, with what the last check found, or, of a mount, the last scrub.
     pub fn map(&self) -> Result<Arc<Map>, crate::MapError> {
+        let map = self.plain_map()?;
+        let found = match &self.target.mount {
+            None => locked(&self.found).clone(),
+            Some(ask) => match ask(Request::ScrubStatus { files: true }) {
+                Ok(Reply::Scrub(shown)) if shown.status.number > 0 => Some(Findings::of_scrub(&shown)),
+                _ => None,
+            },
+        };
+        let Some(found) = found else { return Ok(map) };
+        let mut map = Map::clone(&map);
+        map.add_findings(found);
+        Ok(Arc::new(map))
+    }
+
+    /// Made once for each generation.
+    fn plain_map(&self) -> Result<Arc<Map>, crate::MapError> {
         let generation = self.image()?.volume().super_block().generation.get();
         let mut kept = locked(&self.map);
         if let Some((of, map)) = &*kept

@@ -1,6 +1,8 @@
 //! What a check or a scrub found, and where that is on the map.
 
 use oleo::check::{Report, Severity};
+use oleo::control::ScrubShown;
+use oleo::scrub::What;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -63,41 +65,62 @@ impl Findings {
         }
     }
 
-    /// Those that `oleo check --json` or `oleo scrub … --json` has written: an object with a list called `findings`, `errors` or `damage`, whose members have an address in `at`,
-    /// `logical` or `address`.
+    /// What a scrub could not heal.
+    pub fn of_scrub(shown: &ScrubShown) -> Findings {
+        let list = shown.unhealed.iter().map(|one| {
+            let what = if one.place.what == What::Data { "data" } else { "block" };
+            let path = one.files.iter().find_map(|file| file.paths.first()).map(|path| name_text(&path.0));
+            unhealed(what, Some(one.place.at.0), Some(one.place.devid.0), path, &one.place.why)
+        });
+        Findings {
+            of: vec!["scrub".into()],
+            list: list.take(LISTED_MAX).collect(),
+            left_out: shown.status.unhealed_more + shown.unhealed.len().saturating_sub(LISTED_MAX) as u64,
+            cells: Vec::new(),
+        }
+    }
+
+    /// Those that `oleo check --json` or `oleo scrub … --json` has written: an object with a list called `findings` or `unhealed`.
     ///
     /// # Errors
     /// The text is nothing of that kind.
     pub fn of_json(text: &str) -> Result<Findings, MapError> {
         let wrong = |why: &str| MapError::Findings(why.into());
         let value: Value = serde_json::from_str(text).map_err(|error| MapError::Findings(error.to_string()))?;
-        let lists = ["findings", "errors", "damage"];
+        let lists = ["findings", "unhealed"];
         let list = lists.iter().find_map(|name| value.get(name)?.as_array());
         let list = list.ok_or_else(|| wrong("there is no list of findings"))?;
-        let number = |value: &Value, names: &[&str]| names.iter().find_map(|name| value.get(name)?.as_u64());
-        let word = |value: &Value, names: &[&str]| {
-            names.iter().find_map(|name| Some(name_text(value.get(name)?.as_str()?.as_bytes())))
-        };
-        let found = list.iter().map(|one| Finding {
-            severity: word(one, &["severity"]).unwrap_or_else(|| "error".into()),
-            kind: word(one, &["kind", "type"]).unwrap_or_else(|| "damage".into()),
-            at: number(one, &["at", "logical", "address"]),
-            device: number(one, &["device", "devid"]),
-            path: word(one, &["path"])
-                .or_else(|| one.get("paths")?.as_array()?.first()?.as_str().map(|path| name_text(path.as_bytes()))),
-            text: match (word(one, &["have"]), word(one, &["want"])) {
-                (Some(have), Some(want)) => format!("have {have}; want {want}"),
-                _ => word(one, &["text", "what", "message"]).unwrap_or_default(),
-            },
-            cell: None,
+        let is_scrub = value.get("findings").is_none();
+        let number = |value: &Value, name: &str| value.get(name)?.as_u64();
+        let word = |value: &Value, name: &str| Some(name_text(value.get(name)?.as_str()?.as_bytes()));
+        let found = list.iter().map(|one| {
+            if is_scrub {
+                let path = one["files"].as_array().and_then(|files| {
+                    files.iter().find_map(|file| Some(name_text(file["paths"][0].as_str()?.as_bytes())))
+                });
+                let (what, why) = (word(one, "what").unwrap_or_default(), word(one, "why").unwrap_or_default());
+                return unhealed(&what, number(one, "at"), number(one, "devid"), path, &why);
+            }
+            Finding {
+                severity: word(one, "severity").unwrap_or_else(|| "error".into()),
+                kind: word(one, "kind").unwrap_or_else(|| "damage".into()),
+                at: number(one, "at"),
+                device: number(one, "device"),
+                path: word(one, "path"),
+                text: match (word(one, "have"), word(one, "want")) {
+                    (Some(have), Some(want)) => format!("have {have}; want {want}"),
+                    _ => String::new(),
+                },
+                cell: None,
+            }
         });
-        let more = match value.get("left_out") {
+        let more = match value.get(if is_scrub { "more_unhealed" } else { "left_out" }) {
             Some(Value::Object(counts)) => counts.values().filter_map(Value::as_u64).fold(0, u64::saturating_add),
             Some(other) => other.as_u64().unwrap_or(0),
             None => 0,
         };
         Ok(Findings {
-            of: vec![if value.get("sound").is_some() { "check" } else { "scrub" }.into()],
+            of: vec![if is_scrub { "scrub" } else { "check" }.into()],
             list: found.take(LISTED_MAX).collect(),
             left_out: more.saturating_add(list.len().saturating_sub(LISTED_MAX) as u64),
             cells: Vec::new(),
@@ -121,5 +144,18 @@ impl Findings {
             }
             self.list.push(finding);
         }
+    }
+}
+
+/// A place that a scrub could not heal.
+fn unhealed(what: &str, at: Option<u64>, device: Option<u64>, path: Option<String>, why: &str) -> Finding {
+    Finding {
+        severity: "error".into(),
+        kind: format!("unhealed {what}"),
+        at,
+        device,
+        path,
+        text: name_text(why.as_bytes()),
+        cell: None,
     }
 }
