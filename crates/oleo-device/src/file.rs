@@ -25,7 +25,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::direct::Direct;
 use crate::extent::push_extent;
-use crate::in_use::{User, users_of};
+use crate::in_use::users_of;
+use crate::user::User;
 use crate::{Device, DeviceError, Extent, ExtentKind, Op, ReadReq, WriteReq, Zeroing, check_range, write_zero_bytes};
 
 /// The most pieces of memory that one system call takes (`IOV_MAX` of Linux).

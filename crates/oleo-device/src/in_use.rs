@@ -5,52 +5,13 @@
 //! from `/sys/fs/btrfs`, `/proc/self/mountinfo`, `/sys/block/loop*` and `/proc/PID/fd`. What this user may not see, and
 //! systems without these files, count as unused: this is a guard against mistakes, not a lock.
 
-use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::mountinfo::mounts_of;
-
-/// A user of a device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum User {
-    /// The kernel has it mounted.
-    Mounted {
-        /// The mount point, if known.
-        at: Option<PathBuf>,
-    },
-    /// A program serves it to a mount through FUSE.
-    Served {
-        /// The mount point.
-        at: PathBuf,
-    },
-    /// Another process has it open for writing.
-    Writer {
-        /// Its process number.
-        pid: u32,
-        /// Its command name, as the system shows it.
-        command: String,
-    },
-    /// Another Oleo holds its lock.
-    Lock,
-    /// The kernel holds it exclusively (mounted, or part of another device).
-    Kernel,
-}
-
-impl fmt::Display for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            User::Mounted { at: Some(at) } => write!(f, "mounted by the kernel at {}; unmount it first", at.display()),
-            User::Mounted { at: None } => f.write_str("mounted by the kernel; unmount it first"),
-            User::Served { at } => write!(f, "served to the mount at {}; unmount it first", at.display()),
-            User::Writer { pid, command } => write!(f, "process {pid} ({command}) has it open for writing"),
-            User::Lock => f.write_str("another oleo process, or another handle of this one, has it open"),
-            User::Kernel => f.write_str("the kernel holds it exclusively: mounted, or part of another device"),
-        }
-    }
-}
+use crate::user::User;
 
 /// All forms of the same bytes: the file itself, and block devices on top of it.
 #[derive(Default)]

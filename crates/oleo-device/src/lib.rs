@@ -17,19 +17,29 @@
 //! ([`Device::extents`]), zeros without sending them ([`Device::write_zeroes`]), writes that are durable each by itself
 //! ([`Device::write_durable`]), an order of writes without waiting ([`Device::barrier`]). For all others the defaults do
 //! the same with more effort.
+//! Where there is no Linux below (WebAssembly), files and the system's calls are left out (`cfg`); memory is there, and whatever
+//! else implements [`Device`].
 //! Not here: anything btrfs; which device holds what.
 
 pub mod affinity;
+#[cfg(target_os = "linux")]
 mod direct;
 mod extent;
+#[cfg(target_os = "linux")]
 mod file;
+#[cfg(target_os = "linux")]
 pub mod fuse;
+#[cfg(target_os = "linux")]
 mod in_use;
+#[cfg(target_os = "linux")]
 pub mod ioctl;
 mod mem;
+#[cfg(target_os = "linux")]
 pub mod mountinfo;
 mod overlay;
+#[cfg(target_os = "linux")]
 pub mod process;
+mod user;
 mod wrap;
 
 use std::fmt;
@@ -40,10 +50,13 @@ use std::sync::Arc;
 use oleo_format::{Class, Classified, errno};
 
 pub use extent::{Extent, ExtentKind, Limits, Zeroing};
+#[cfg(target_os = "linux")]
 pub use file::{FileDevice, FileOptions};
-pub use in_use::{User, users_of};
+#[cfg(target_os = "linux")]
+pub use in_use::users_of;
 pub use mem::MemDevice;
 pub use overlay::Overlay;
+pub use user::User;
 pub use wrap::{Latched, Window};
 
 /// A store of bytes with a fixed end; see the crate's text.
@@ -343,11 +356,9 @@ impl DeviceError {
     /// Whether a write found no space below the device (`ENOSPC`, or the quota of the image file). Such a write was
     /// certainly not taken, and may be repeated, as may a write of zeros; that is not so for a flush that fails.
     pub fn is_full(&self) -> bool {
-        const EDQUOT: i32 = rustix::io::Errno::DQUOT.raw_os_error();
-        const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
         match self {
             DeviceError::Io { op: Op::Write | Op::Zero, source, .. } => {
-                matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT))
+                matches!(source.raw_os_error(), Some(errno::ENOSPC | errno::EDQUOT))
             }
             _ => false,
         }

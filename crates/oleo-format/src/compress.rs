@@ -4,6 +4,8 @@
 //! to whole sectors. Inline extents are compressed the same way but not padded, and with LZO are one segment. Contexts
 //! are kept per thread, since making one costs more than compressing a sector.
 //!
+//! In WebAssembly there is no C: other libraries decompress there, and nothing is compressed.
+//!
 //! Each kind is a feature of this crate (`zlib`, `lzo`, `zstd`). A build without one neither compresses data that way
 //! nor reads it ([`DecompressError::FeatureOff`]); everything else on such a volume can be read and written.
 
@@ -14,9 +16,13 @@ mod lzo;
 mod lzo1x;
 #[cfg(feature = "zlib")]
 mod zlib;
-#[cfg(feature = "zstd")]
+#[cfg(all(feature = "zstd", not(target_family = "wasm")))]
 mod zstd;
+#[cfg(all(feature = "zstd", any(test, target_family = "wasm")))]
+mod zstd_reader;
 
+#[cfg(all(feature = "zstd", target_family = "wasm"))]
+use self::zstd_reader as zstd;
 use crate::Compression;
 use crate::failure::{Class, Classified, errno};
 

@@ -48,12 +48,19 @@ pub trait UuidSource: Send + Sync {
     fn fresh(&self) -> Uuid;
 }
 
-/// Random UUIDs from the system.
+/// Random UUIDs from the system. Where there is none below (WebAssembly) volumes are only read, and nothing asks for any.
 pub struct RandomUuids;
 
 impl UuidSource for RandomUuids {
     fn fresh(&self) -> Uuid {
-        Uuid::new_v4()
+        #[cfg(not(target_family = "wasm"))]
+        {
+            Uuid::new_v4()
+        }
+        #[cfg(target_family = "wasm")]
+        {
+            unreachable!("subvolumes are made without a source of random numbers")
+        }
     }
 }
 

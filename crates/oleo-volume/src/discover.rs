@@ -12,6 +12,7 @@ use oleo_device::DeviceError;
 use oleo_format::{DevId, Generation, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 use uuid::Uuid;
 
+use crate::Volume;
 use crate::error::VolumeError;
 
 /// Names of a directory that are looked at, at most: far more than /dev has.
@@ -97,12 +98,15 @@ pub fn discover(places: &[PathBuf]) -> Result<Vec<FoundVolume>, VolumeError> {
     Ok(found)
 }
 
-/// The files and block devices directly in a directory whose superblock has this fsid, by name.
-pub(crate) fn scan(dir: &Path, fsid: Uuid) -> std::io::Result<Vec<PathBuf>> {
-    let mut found = names_in(dir)?;
-    found.retain(|path| super_block(path).is_some_and(|sb| sb.fsid() == fsid));
-    found.sort();
-    Ok(found)
+impl Volume {
+    /// The files and block devices directly in `dir` that belong to the file system `fsid`, by name.
+    pub fn scan(dir: &Path, fsid: Uuid) -> Result<Vec<PathBuf>, VolumeError> {
+        let named = |e| DeviceError::Open { path: dir.to_path_buf(), source: Arc::new(e) };
+        let mut found = names_in(dir).map_err(named)?;
+        found.retain(|path| super_block(path).is_some_and(|sb| sb.fsid() == fsid));
+        found.sort();
+        Ok(found)
+    }
 }
 
 fn names_in(dir: &Path) -> std::io::Result<Vec<PathBuf>> {

@@ -24,6 +24,7 @@ mod batch;
 mod carve;
 mod copies;
 mod copying;
+#[cfg(target_os = "linux")]
 mod discover;
 mod doubt;
 mod error;
@@ -53,7 +54,6 @@ mod table;
 mod trim;
 mod write;
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
@@ -65,6 +65,7 @@ use uuid::Uuid;
 pub use attach::{Candidate, DetachedDevice, NEW_DEVICE_MIN, NewDevice};
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant, PARITY_STRIPES_MAX};
 pub use copies::CopyRead;
+#[cfg(target_os = "linux")]
 pub use discover::{FoundDevice, FoundVolume, block_devices, discover};
 pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
@@ -125,11 +126,6 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// The files and block devices directly in `dir` that belong to the file system `fsid`, by name.
-    pub fn scan(dir: &Path, fsid: Uuid) -> Result<Vec<PathBuf>, VolumeError> {
-        discover::scan(dir, fsid).map_err(|e| DeviceError::Open { path: dir.to_path_buf(), source: Arc::new(e) }.into())
-    }
-
     /// A copy of the superblock that was opened, or of the last one written.
     pub fn super_block(&self) -> SuperBlock {
         *self.super_block.read()

@@ -92,3 +92,34 @@ fn noise_stays() {
         assert!(compress(algo, 0, &text(8192), 4096).is_some_and(|p| p.len() == 4096));
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    /// Goal: what reads zstd in WebAssembly reads the same as the reference implementation, whole, in part and beyond the end, and damage neither makes it panic nor read more than it may.
+    #[test]
+    fn zstd_without_c(level in -15i32..16, len in 1usize..=EXTENT_LEN_MAX, seed: u64, cut in 0usize..EXTENT_LEN_MAX, at in 0usize..EXTENT_LEN_MAX, bit in 0u8..8) {
+        let data = mixed(len, seed);
+        if let Some(mut packed) = compress(Compression::Zstd, level, &data, 4096) {
+            let mut whole = vec![1; len + 5000];
+            prop_assert_eq!(zstd_reader::decompress(&packed, &mut whole), Ok(len));
+            prop_assert_eq!(&whole[..len], &data[..]);
+            let mut part = vec![1; cut.min(len)];
+            prop_assert_eq!(zstd_reader::decompress(&packed, &mut part), Ok(part.len()));
+            prop_assert_eq!(&part[..], &data[..part.len()]);
+            let at = at % packed.len();
+            packed[at] ^= 1 << bit;
+            let mut damaged = vec![1; len];
+            let _ = zstd_reader::decompress(&packed, &mut damaged);
+        }
+    }
+}
+
+/// Goal: a frame whose window is larger than the kernel takes is refused, by both.
+#[test]
+fn large_windows_are_refused() {
+    // Magic, a descriptor without a single segment, a window of 2^18 bytes, one empty last block (RFC 8878).
+    let frame = |window_log: u8| [0x28, 0xb5, 0x2f, 0xfd, 0x00, (window_log - 10) << 3, 0x01, 0x00, 0x00];
+    let mut out = [0; 16];
+    assert_eq!((zstd_reader::decompress(&frame(17), &mut out), zstd::decompress(&frame(17), &mut out)), (Ok(0), Ok(0)));
+    assert!(zstd_reader::decompress(&frame(18), &mut out).is_err());
+}
