@@ -18,7 +18,7 @@ struct Step {
 }
 
 /// Tests come last: their closing lines are what a reader looks for.
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step { name: "fmt", args: &["fmt", "--all", "--check"], env: &[] },
     Step { name: "tidy", args: &["run", "--quiet", "--package", "xtask", "--", "tidy"], env: &[] },
     Step {
@@ -53,6 +53,8 @@ const STEPS: [Step; 8] = [
         args: &["test", "--package=oleo-format", "--no-default-features", "--test=features", "--locked"],
         env: &[],
     },
+    // Tests look at the page.
+    Step { name: "web", args: &["run", "--quiet", "--package", "xtask", "--", "web"], env: &[] },
     Step { name: "test", args: &["test", "--workspace", "--locked", "--no-fail-fast"], env: &[] },
 ];
 

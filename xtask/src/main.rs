@@ -11,6 +11,7 @@
 //! - `cargo xtask remote`: volumes on a simulated object store, for more seeds; see [`remote`].
 //! - `cargo xtask soak --minutes N`: many threads on one volume for longer than CI lets them; see [`soak`].
 //! - `cargo xtask stores`: volumes on servers that take minutes to install; see [`stores`].
+//! - `cargo xtask web`: the explorer without a server, one HTML file; see [`web`].
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,6 +28,7 @@ mod remote;
 mod soak;
 mod stores;
 mod tidy;
+mod web;
 
 fn main() -> ExitCode {
     match run() {
@@ -53,8 +55,9 @@ fn run() -> Result<()> {
         Some("remote") => remote::run(root, &args[1..]),
         Some("soak") => soak::run(root, &args[1..]),
         Some("stores") => stores::run(root, &args[1..]),
+        Some("web") => web::run(root, &args[1..]),
         _ => bail!(
-            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask remote … | cargo xtask soak … | cargo xtask stores …",
+            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask remote … | cargo xtask soak … | cargo xtask stores … | cargo xtask web",
             ci::names().join("|")
         ),
     }

@@ -234,6 +234,9 @@ ranks! {
     Overlay, "oleo-device", "`Overlay::pages` (read/write)", One, May("the base is read"),
         "pages written over a device",
         "a read or a write of the overlay";
+    SlicePages, "oleo-web", "`Slices::pages`", One, May("the file is read"),
+        "pages of a file of the reader's machine",
+        "the part of a read that lies in one page";
     RemoteEdges, "oleo-remote", "`Core::edges`", One, May("blocks are read and written back; what waits is published"),
         "blocks of which only a part is written",
         "such a write, with the reads before it";

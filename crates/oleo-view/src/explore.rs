@@ -1,8 +1,8 @@
 //! The explorer: a server for one reader's browser on the same machine, which only reads.
 //!
 //! Normal path: (1) [`Explorer::start`] binds a port of the loopback address and draws a token; (2) a thread with a runtime accepts connections (`server.rs`); (3) each request is
-//! compared with what may be asked (`guard.rs`) before anything is opened; (4) what it asks for is read on a thread that may wait (`routes.rs` and the files it names), and answered whole or piece by
-//! piece (`body.rs`).
+//! compared with what may be asked (`guard.rs`) before anything is opened; (4) what it asks for is read on a thread that may wait (`routes.rs`, and `oleo-browse` for all that needs files and trees only), and answered
+//! whole or piece by piece (`body.rs`).
 //!
 //! Whoever has the token sees what the user who started the explorer can read. So the token is in the address and nowhere else, other hosts' names and other origins are refused, and
 //! what a volume holds never runs: contents are sent as downloads, or as one of a few kinds of pictures, with a policy that forbids everything; names reach the page as JSON, and the page makes text of
@@ -15,17 +15,13 @@
 mod archive;
 mod body;
 mod check;
-mod compare;
 mod files;
 mod guard;
-mod query;
 mod reply;
 mod routes;
-mod search;
 mod server;
 mod target;
 mod volume;
-mod zip;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

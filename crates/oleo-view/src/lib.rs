@@ -15,4 +15,5 @@ pub use map::{
     Cells, DeviceBar, Finding, Findings, Generations, Group, Map, MapError, MapOptions, PathNode, Paths, Sample, Set,
     Sharing, Space, Stripe, Subvol,
 };
-pub use text::{human, name_text};
+pub use oleo_browse::name_text;
+pub use text::human;

@@ -24,7 +24,7 @@ mod tree;
 use oleo::inspect::Inspector;
 use serde::Serialize;
 
-use crate::text::name_text;
+use crate::name_text;
 
 pub use cells::Cells;
 pub use devices::{DeviceBar, Group, Stripe};

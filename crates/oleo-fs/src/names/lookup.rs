@@ -16,6 +16,10 @@ use crate::object::{Inode, InodeFields, InodeRef, Items, ReadGuard};
 const SYMLINKS_MAX: usize = 40;
 /// Bytes of a path, all links' targets included: 40 links of 4 KiB.
 const PATH_MAX: usize = 41 * 4096;
+/// Directories from an inode to its root, at most: as deep as a path can be.
+const DEPTH_MAX: usize = 4096;
+/// Bytes of all paths of an inode, at most.
+const PATHS_BYTES_MAX: usize = 64 << 20;
 /// The type of a file extent whose bytes are in the item (`BTRFS_FILE_EXTENT_INLINE`).
 const INLINE: u8 = 0;
 /// Permissions of the empty directory in place of a subvolume that is elsewhere.
@@ -139,6 +143,40 @@ impl Fs {
         let guard = inode.read();
         guard.alive()?;
         refs::all(&guard)
+    }
+
+    /// All paths of an inode from the top level, without a leading slash.
+    pub fn paths(&self, inode: &InodeRef) -> Result<Vec<Vec<u8>>, FsError> {
+        let subvol = self.subvol_info(inode.tree())?.path;
+        if inode.ino() == Ino::ROOT_DIR {
+            return Ok(vec![subvol]);
+        }
+        let mut paths = Vec::new();
+        let mut bytes = 0;
+        for name in self.names(inode)? {
+            let mut parts = vec![name.name];
+            let mut dir = name.parent;
+            for _ in 0..DEPTH_MAX {
+                if dir == Ino::ROOT_DIR {
+                    break;
+                }
+                let inode = self.inode(inode.subvol(), dir)?;
+                let name = self.names(&inode)?.into_iter().next().ok_or(FsError::NotFound)?;
+                dir = name.parent;
+                parts.push(name.name);
+            }
+            if !subvol.is_empty() {
+                parts.push(subvol.clone());
+            }
+            parts.reverse();
+            let path = parts.join(&b'/');
+            bytes += path.len();
+            if dir != Ino::ROOT_DIR || bytes > PATHS_BYTES_MAX {
+                return Err(FsError::Overflow("its names are too many, or too deep"));
+            }
+            paths.push(path);
+        }
+        Ok(paths)
     }
 
     /// The inode at a path. A leading slash, and links to absolute paths, start at the root directory of the

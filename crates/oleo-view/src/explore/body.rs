@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
+use oleo_browse::Output;
 use tokio::sync::mpsc;
 
 /// Pieces that wait for the reader.
@@ -66,23 +67,17 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// Hands on what was written so far.
-    pub fn pass(&mut self) -> io::Result<()> {
+    fn pass(&mut self) -> io::Result<()> {
         if self.kept.is_empty() {
             return Ok(());
         }
         let piece = Bytes::from(std::mem::take(&mut self.kept));
         self.sender.blocking_send(Ok(Some(piece))).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
+}
 
-    /// A value and a line's end, handed on.
-    pub fn line(&mut self, value: &serde_json::Value) -> io::Result<()> {
-        self.write_all(value.to_string().as_bytes())?;
-        self.write_all(b"\n")?;
-        self.pass()
-    }
-
-    /// Whether somebody still reads.
-    pub fn is_read(&self) -> bool {
+impl Output for Pieces {
+    fn is_read(&self) -> bool {
         !self.sender.is_closed()
     }
 }

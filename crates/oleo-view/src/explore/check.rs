@@ -4,14 +4,13 @@ use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-use hyper::StatusCode;
 use oleo::Image;
 use oleo::check::{CheckOptions, Finding, Progress, Severity, Start};
 use oleo::control::{Caller, Reply as Replied, Request, execute};
 use oleo::layers::format::Ino;
+use oleo_browse::{Output, Query, Refused};
 use serde_json::json;
 
-use super::query::{Query, Refused};
 use super::reply::Reply;
 use super::volume::Current;
 use crate::{Findings, name_text};
@@ -26,12 +25,12 @@ pub(super) fn check(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, R
     let data = query.number("data", 0)? != 0;
     if volume.target.mount.is_some() {
         let why = "the volume is mounted: `oleo scrub` on the mount reads and compares everything while it is in use";
-        return Err((StatusCode::CONFLICT, why.into()));
+        return Err(Refused { status: 409, why: why.into() });
     }
     let volume = volume.clone();
     // Whether one runs is told first; what is found is told by whoever holds the lock.
     if let Err(TryLockError::WouldBlock) = volume.checking.try_lock() {
-        return Err((StatusCode::CONFLICT, "a check is running already".into()));
+        return Err(Refused { status: 409, why: "a check is running already".into() });
     }
     Ok(Reply::lines(move |out| {
         let _one = volume.checking.lock();

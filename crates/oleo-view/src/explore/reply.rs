@@ -3,10 +3,10 @@
 use hyper::body::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Response};
+use oleo_browse::encoded;
 use serde_json::Value;
 
 use super::body::{Answer, Pieces, pieces};
-use super::query::encoded;
 
 /// The policy of what comes from a volume.
 const DATA_POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
@@ -55,9 +55,23 @@ impl Reply {
         }
     }
 
-    /// A picture of a volume.
-    pub fn picture(kind: &'static str, bytes: Vec<u8>) -> Reply {
-        Reply::whole(kind, bytes).with(header::CONTENT_SECURITY_POLICY, DATA_POLICY)
+    /// What says the same wherever it is asked.
+    pub fn of(reply: oleo_browse::Reply) -> Reply {
+        let kind = reply.kind;
+        match (reply.content, reply.raw) {
+            (oleo_browse::Content::Whole(bytes), raw) => {
+                let whole = Reply::whole(kind, bytes);
+                // A picture of a volume.
+                if raw.is_some() { whole.with(header::CONTENT_SECURITY_POLICY, DATA_POLICY) } else { whole }
+            }
+            (oleo_browse::Content::Written(write, len), Some(name)) => {
+                Reply::download(&name, len, Box::new(move |out: &mut Pieces| write(out)))
+            }
+            (oleo_browse::Content::Written(write, len), None) => {
+                let write: Writer = Box::new(move |out: &mut Pieces| write(out));
+                Reply { kind, headers: Vec::new(), content: Content::Written(write, len) }
+            }
+        }
     }
 
     pub fn with(mut self, name: HeaderName, value: &'static str) -> Reply {

@@ -2,21 +2,15 @@
 
 use std::sync::Arc;
 
-use hyper::StatusCode;
 use hyper::header;
 use oleo::control::{Reply as Replied, Request};
+use oleo_browse::{Query, Refused, assets};
 use serde_json::{Value, json};
 
-use super::query::{Query, Refused, encoded};
 use super::reply::Reply;
 use super::volume::{Current, refused};
-use super::{archive, check, compare, files, search};
+use super::{archive, check, files};
 use crate::{name_text, to_html, to_svg};
-
-const PAGE: &str = include_str!("../../assets/index.html");
-const SCRIPT: &str = include_str!("../../assets/app.js");
-const ICON: &str = include_str!("../../assets/icon.svg");
-const STYLE: &str = include_str!("../../assets/app.css");
 
 /// The policy of maps, which have a style sheet inside.
 const MAP_POLICY: &str =
@@ -26,22 +20,14 @@ const MAP_POLICY: &str =
 pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<Reply, Refused> {
     let query = Query(query);
     match path {
-        "" => Ok(Reply::whole("text/html; charset=utf-8", PAGE)),
-        "app.js" => Ok(Reply::whole("text/javascript; charset=utf-8", SCRIPT)),
-        "app.css" => Ok(Reply::whole("text/css; charset=utf-8", STYLE)),
-        "icon.svg" => Ok(Reply::whole("image/svg+xml", ICON)),
+        "" => Ok(Reply::whole("text/html; charset=utf-8", assets::PAGE)),
+        "app.js" => Ok(Reply::whole("text/javascript; charset=utf-8", assets::SCRIPT)),
+        "app.css" => Ok(Reply::whole("text/css; charset=utf-8", assets::STYLE)),
+        "icon.svg" => Ok(Reply::whole("image/svg+xml", assets::ICON)),
         "api/info" => info(volume),
-        "api/subvolumes" => subvolumes(volume),
         "api/live" => Ok(live(volume)),
-        "api/list" => files::list(volume, &query),
-        "api/text" => files::text(volume, &query),
-        "api/hex" => files::hex(volume, &query),
-        "image" => files::picture(volume, &query),
         "file" => files::download(volume, &query),
         "tar" => archive::tar(volume, &query),
-        "zip" => archive::zip(volume, &query),
-        "api/search" => search::search(volume, &query),
-        "api/compare" => compare::compare(volume, &query),
         "api/check" => check::check(volume, &query),
         "map.html" => map(volume, |map| {
             Reply::whole("text/html; charset=utf-8", to_html(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)
@@ -52,7 +38,11 @@ pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<R
         "map.json" => {
             map(volume, |map| Reply::whole("application/json", serde_json::to_string(map).unwrap_or_default()))
         }
-        _ => Err((StatusCode::NOT_FOUND, "there is nothing at this address".into())),
+        _ => {
+            let missing = || Err(Refused { status: 404, why: "there is nothing at this address".into() }.into());
+            let reply = volume.read(|image| oleo_browse::answer(image.fs(), path, &query).unwrap_or_else(missing))?;
+            Ok(Reply::of(reply))
+        }
     }
 }
 
@@ -60,7 +50,7 @@ fn map(volume: &Current, show: impl Fn(&crate::Map) -> Reply) -> Result<Reply, R
     match volume.map() {
         Ok(map) => Ok(show(&map)),
         Err(crate::MapError::Oleo(error)) => Err(refused(error)),
-        Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+        Err(error) => Err(Refused { status: 500, why: error.to_string() }),
     }
 }
 
@@ -76,30 +66,8 @@ fn info(volume: &Current) -> Result<Reply, Refused> {
         "available": space.available.0,
         "devices": image.volume().devices().len(),
         "mounted": volume.target.mount.is_some(),
+        "offers": ["tar", "check", "maps"],
     })))
-}
-
-fn subvolumes(volume: &Current) -> Result<Reply, Refused> {
-    /// Subvolumes that are listed.
-    const LISTED_MAX: usize = 10_000;
-    let list = volume.read(|image| Ok(image.fs().subvol_list()?))?;
-    let shown: Vec<Value> = list
-        .iter()
-        .take(LISTED_MAX)
-        .map(|info| {
-            let source = list.iter().find(|other| other.uuid == info.parent_uuid && !info.parent_uuid.is_nil());
-            json!({
-                "id": info.id.0,
-                "path": name_text(&info.path),
-                "raw": encoded(&info.path),
-                "read_only": info.read_only,
-                "generation": info.generation,
-                "made": info.otime.sec,
-                "snapshot_of": source.map(|source| source.id.0),
-            })
-        })
-        .collect();
-    Ok(Reply::json(&json!({ "subvolumes": shown, "left_out": list.len().saturating_sub(LISTED_MAX) })))
 }
 
 /// What a mount is doing.

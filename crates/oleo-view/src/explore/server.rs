@@ -111,7 +111,10 @@ async fn answer(
             let done = tokio::task::spawn_blocking(move || routes::answer(&volume, &path, &query)).await;
             match done {
                 Ok(Ok(reply)) => reply.start(request.method()),
-                Ok(Err((status, why))) => refusal(status, &why),
+                Ok(Err(refused)) => refusal(
+                    StatusCode::from_u16(refused.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+                    &refused.why,
+                ),
                 Err(_) => refusal(StatusCode::INTERNAL_SERVER_ERROR, "a defect of the explorer"),
             }
         }

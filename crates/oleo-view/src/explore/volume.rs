@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use oleo::control::{Reply, Request};
-use oleo::fs::{FileKind, InodeRef};
 use oleo::inspect::Inspector;
+use oleo::layers::format::Classified;
 use oleo::{Access, ErrorKind, Image};
+use oleo_browse::{Refused, Unread};
 
-use super::query::Refused;
 use super::target::Target;
 use crate::{Findings, Map, MapOptions};
 
@@ -34,30 +34,6 @@ pub(super) struct Current {
     pub checking: Mutex<()>,
     /// What the last check found, for maps.
     found: Mutex<Option<Findings>>,
-}
-
-/// Why something was not read.
-pub(super) enum Unread {
-    Library(oleo::Error),
-    Refused(Refused),
-}
-
-impl From<oleo::Error> for Unread {
-    fn from(error: oleo::Error) -> Unread {
-        Unread::Library(error)
-    }
-}
-
-impl From<oleo::fs::FsError> for Unread {
-    fn from(error: oleo::fs::FsError) -> Unread {
-        Unread::Library(error.into())
-    }
-}
-
-impl From<Refused> for Unread {
-    fn from(why: Refused) -> Unread {
-        Unread::Refused(why)
-    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -113,14 +89,13 @@ impl Current {
         let mut tries = 1;
         loop {
             match read(&self.image().map_err(refused)?) {
-                Err(Unread::Library(error))
+                Err(Unread::Fs(error))
                     if self.target.mount.is_some() && error.kind() == ErrorKind::Corruption && tries < TRIES_MAX =>
                 {
                     tries += 1;
                     self.reopen(&mut locked(&self.opened)).map_err(refused)?;
                 }
-                Err(Unread::Library(error)) => return Err(refused(error)),
-                Err(Unread::Refused(why)) => return Err(why),
+                Err(why) => return Err(why.into()),
                 Ok(done) => return Ok(done),
             }
         }
@@ -190,27 +165,7 @@ fn newest(path: &Path, target: &Target) -> oleo::Result<u64> {
     Ok(copies.into_iter().filter_map(|(_, sb)| Some(sb.ok()?.generation.get())).max().unwrap_or(0))
 }
 
-/// What is at a path from the top level. Links are not followed.
-pub(super) fn find(image: &Image, names: &[Vec<u8>]) -> oleo::Result<Option<InodeRef>> {
-    let mut at = image.top()?;
-    for name in names {
-        if image.fs().attr(&at).kind != FileKind::Dir {
-            return Ok(None);
-        }
-        match image.fs().lookup(&at, name)? {
-            Some(next) => at = next,
-            None => return Ok(None),
-        }
-    }
-    Ok(Some(at))
-}
-
 /// An error of the library as an answer.
 pub(super) fn refused(error: oleo::Error) -> Refused {
-    let status = match error.kind() {
-        ErrorKind::Usage => hyper::StatusCode::BAD_REQUEST,
-        ErrorKind::Refusal => hyper::StatusCode::NOT_FOUND,
-        ErrorKind::Corruption | ErrorKind::Device => hyper::StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    (status, crate::name_text(error.to_string().as_bytes()))
+    Refused::of(&error)
 }

@@ -6,7 +6,7 @@ use oleo::inspect::Inspector;
 use serde::Serialize;
 
 use super::notes::Notes;
-use crate::text::name_text;
+use crate::name_text;
 
 /// Block groups that are listed one by one; the rest is in the sums of devices and space only.
 const GROUPS_MAX: usize = 1 << 16;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::MapError;
 use super::space::Space;
-use crate::text::name_text;
+use crate::name_text;
 
 /// Findings that are listed.
 const LISTED_MAX: usize = 1000;

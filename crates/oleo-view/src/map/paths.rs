@@ -12,7 +12,7 @@ use super::notes::Notes;
 use super::shares::Shares;
 use super::sharing::Sharing;
 use super::tree::{Lookup, Roots};
-use crate::text::name_text;
+use crate::name_text;
 
 /// Directories in each other, at most; what is deeper counts for the last.
 const DEPTH_MAX: usize = 1024;

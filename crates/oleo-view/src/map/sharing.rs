@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::notes::Notes;
 use super::shares::{SUBVOLS_MAX, Shares, SubvolSet};
 use super::tree::Roots;
-use crate::text::name_text;
+use crate::name_text;
 
 /// Sets that are listed, those with most bytes first.
 const SETS_MAX: usize = 256;

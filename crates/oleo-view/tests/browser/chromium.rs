@@ -119,6 +119,21 @@ impl Chromium {
         (size[0].as_f64().unwrap(), size[1].as_f64().unwrap())
     }
 
+    /// Chooses files in a field of the page, as in its dialog.
+    pub fn choose_files(&mut self, selector: &str, files: &[&Path]) {
+        let root = self.call("DOM.getDocument", json!({}))["root"]["nodeId"].clone();
+        let field = self.call("DOM.querySelector", json!({ "nodeId": root, "selector": selector }))["nodeId"].clone();
+        self.call("DOM.setFileInputFiles", json!({ "nodeId": field, "files": files }));
+    }
+
+    /// Drops files on the page, as from a file manager.
+    pub fn drop_files(&mut self, files: &[&Path]) {
+        for kind in ["dragEnter", "dragOver", "drop"] {
+            let data = json!({ "items": [], "files": files, "dragOperationsMask": 1 });
+            self.call("Input.dispatchDragEvent", json!({ "type": kind, "x": 100, "y": 100, "data": data }));
+        }
+    }
+
     pub fn press(&mut self, key: &str) {
         let code = if key == "Tab" { 9 } else { 13 };
         for kind in ["keyDown", "keyUp"] {

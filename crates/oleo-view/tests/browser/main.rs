@@ -122,6 +122,17 @@ fn maps() {
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
 }
 
+/// A file that was saved, when it is there: browsers write under another name first.
+fn downloaded(browser: &mut Chromium, path: &Path) -> Vec<u8> {
+    let began = Instant::now();
+    while !path.exists() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the download does not come");
+        browser.eval("1");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::fs::read(path).unwrap()
+}
+
 /// Goal: a reader browses, previews, downloads, searches, compares and checks; names never run; paging works; a browser hands nothing to another page. Method: click through as a reader does.
 #[test]
 fn explorer() {
@@ -177,13 +188,7 @@ fn explorer() {
         "document.querySelector('#file-actions a') && document.querySelector('#file-title').textContent === 'data'",
     );
     browser.eval("document.querySelector('#file-actions a').click()");
-    let saved = scratch.path().join("data");
-    let began = Instant::now();
-    while !std::fs::read(&saved).is_ok_and(|bytes| bytes == want) {
-        assert!(began.elapsed() < Duration::from_secs(60), "the download does not come");
-        browser.eval("1");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    assert!(downloaded(&mut browser, &scratch.path().join("data")) == want);
     // Pages of a large directory.
     browser.eval("location.hash = '#many'");
     browser.wait("document.querySelectorAll('#rows tr').length === 200");
@@ -229,4 +234,100 @@ fn explorer() {
         "refused"
     );
     explorer.stop();
+}
+
+/// Goal: the page that is alone does what the explorer does, without a server: an image is dropped on it, browsed, searched, compared, and what is downloaded is what the kernel reads; names never run, and nothing can
+/// leave. Method: as a reader does it, from a file.
+#[test]
+fn alone() {
+    if !has_browser() {
+        return;
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/web/oleo.html");
+    if !page.exists() {
+        return oracle::skip("the page is not made (cargo xtask web)");
+    }
+    let scratch = oracle::Scratch::new().unwrap();
+    let path = scratch.path().join("disk.img");
+    made(&path);
+    let mut browser = Chromium::start(scratch.path());
+    browser.open(&format!("file://{}", page.canonicalize().unwrap().display()));
+    browser.wait("document.readyState === 'complete'");
+    // What is no volume is said, and there is nothing to look at.
+    let junk = scratch.path().join("<b>junk");
+    std::fs::write(&junk, [7; 1 << 20]).unwrap();
+    browser.choose_files("#files", &[&junk]);
+    browser
+        .wait("document.querySelector('#choose-status').textContent.startsWith('<b>junk: no valid btrfs superblock')");
+    assert_eq!(browser.eval("document.querySelector('main').hidden"), true);
+    browser.drop_files(&[&path]);
+    browser.wait("document.querySelectorAll('#rows tr').length === 4 && document.querySelectorAll('#subvolumes li').length === 3");
+    assert_eq!(
+        browser.eval("document.querySelector('#maps').hidden && document.querySelector('#damage').hidden"),
+        true
+    );
+    let go =
+        |text: &str| format!("[...document.querySelectorAll('#rows a')].find(a => a.textContent === {text:?}).click()");
+    browser.eval(&go("v"));
+    browser.wait("document.querySelectorAll('#rows tr').length === 5");
+    browser.eval(&go("text"));
+    browser.wait("document.querySelector('#content').textContent.startsWith('line of text\\n')");
+    browser.eval("location.hash = '#v/point.png'");
+    browser.wait("document.querySelector('#picture').naturalWidth === 1");
+    browser.eval("location.hash = '#v/dir'");
+    browser.wait("document.querySelectorAll('#rows tr').length === 4");
+    for index in 0..NAMES.len() {
+        browser.eval(&format!("document.querySelectorAll('#rows a')[{index}].click()"));
+        browser.wait("document.querySelector('#content').textContent === '<script>alert(1)</script>'");
+        browser.eval("history.back()");
+        browser
+            .wait("document.querySelectorAll('#rows tr').length === 4 && !document.querySelector('#entries').hidden");
+    }
+    browser.eval("location.hash = '#'");
+    browser.wait("document.querySelector('#status').textContent === '4 entries'");
+    browser.eval("document.querySelector('#name').value = 'POINT'; document.querySelector('#search button').click()");
+    browser.wait("document.querySelectorAll('#found-list a').length === 2 && document.querySelector('#status').textContent.includes('that is all')");
+    browser.eval("document.querySelector('#old').value = '257'; document.querySelector('#new').value = '256'; document.querySelector('#compare button').click()");
+    browser.wait("[...document.querySelectorAll('#found-list li')].some(li => li.textContent === 'added: v/added')");
+    // What is cut is asked for no longer, and what is asked next is answered.
+    browser.eval("document.querySelector('#new').value = '5'; document.querySelector('#compare button').click()");
+    browser.wait("document.querySelectorAll('#found-list li').length === 2000 && document.querySelector('#status').textContent.includes('cut')");
+    // What a comparison told of keeps its name.
+    browser.eval("location.hash = '#many'");
+    browser.wait("document.querySelectorAll('#rows tr').length === 200");
+    assert_eq!(browser.eval("document.querySelector('#way').lastElementChild.textContent"), "many");
+    // Downloads.
+    browser.eval("location.hash = '#v/data'");
+    browser.wait("document.querySelector('#file-title').textContent === 'data' && [...document.querySelectorAll('#file-actions a')].length === 1");
+    // By keyboard, as a person: browsers hold back what a page saves by itself.
+    browser.eval("document.querySelector('#file-actions a').focus()");
+    browser.press("Enter");
+    let saved = downloaded(&mut browser, &scratch.path().join("data"));
+    let image = Image::open(&path, &OpenOptions::default()).unwrap();
+    assert!(saved == image.read("v/data").unwrap());
+    drop(image);
+    if let Some(oracle) = oracle::oracle() {
+        let mounted = oracle.mount(&[&path], "ro").unwrap();
+        assert!(saved == std::fs::read(mounted.path().join("v/data")).unwrap(), "the kernel reads something else");
+        mounted.unmount().unwrap();
+    }
+    browser.eval("location.hash = '#v/dir'");
+    browser.wait("!document.querySelector('#entries').hidden && [...document.querySelectorAll('#rows a')].some(a => a.textContent === 'javascript:alert(1)')");
+    assert_eq!(browser.eval("document.querySelector('#actions').textContent"), "Download as zip");
+    browser.eval("document.querySelector('#actions a').focus()");
+    browser.press("Enter");
+    assert!(downloaded(&mut browser, &scratch.path().join("dir.zip")).starts_with(b"PK"));
+    for width in [1200, 400] {
+        let (wide, _) = browser.size_at(width, false);
+        assert!(wide <= f64::from(width), "{wide} at {width}");
+    }
+    assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+    // Nothing was asked of anybody, and nothing can be.
+    assert_eq!(
+        browser.eval("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('blob:')).length"),
+        0
+    );
+    let refused = "fetch('https://127.0.0.1:1/').then(() => false, () => true)";
+    assert_eq!(browser.eval(refused), true);
+    assert!(browser.complaints.iter().any(|said| said.contains("Content Security Policy")), "{:?}", browser.complaints);
 }

@@ -5,7 +5,7 @@
 
 mod balance;
 mod devices;
-pub(crate) mod names;
+mod names;
 mod properties;
 mod quota;
 mod receive;

@@ -14,7 +14,6 @@ use oleo_format::{Compression, FileExtent, Key, TreeId, compress};
 use oleo_fs::Fs;
 use oleo_jobs::{Candidates, Referrer, Wanted, referrers_at_commit};
 
-use crate::control::execute::names::paths;
 use crate::{Image, OpenOptions, Result};
 
 /// Places in files that are tried for one sector.
@@ -109,7 +108,7 @@ impl Candidates for Sources {
         for referrer in referrers.iter().take(PLACES_MAX) {
             let Some(made) = made_of(fs, wanted, referrer) else { continue };
             let inode = fs.subvol(referrer.tree).and_then(|subvol| fs.inode(&subvol, referrer.ino));
-            let Ok(names) = inode.map_err(crate::Error::from).and_then(|inode| paths(fs, &inode)) else { continue };
+            let Ok(names) = inode.and_then(|inode| fs.paths(&inode)) else { continue };
             let below = fs.subvol_info(referrer.tree).map(|info| info.path).unwrap_or_default();
             for name in &names {
                 // A source may be of everything, or of the one subvolume.

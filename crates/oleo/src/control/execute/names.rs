@@ -1,13 +1,12 @@
 //! Requests that turn numbers into names: what is new in a subvolume, which files are at an address, the paths of an inode.
 
 use oleo_format::{Ino, Logical};
-use oleo_fs::{Fs, FsError, InodeRef, errno};
+use oleo_fs::{FsError, InodeRef};
 
 use super::Executor;
 use crate::control::bytes::Bytes;
 use crate::control::error::Error;
 use crate::control::reply::{NewPart, Place, Reply};
-use crate::control::wire::REPLY_MAX;
 use crate::{Image, SubvolRef};
 
 impl Executor<'_> {
@@ -63,48 +62,6 @@ impl Image {
     /// # Errors
     /// The inode is gone, or the image is damaged.
     pub fn paths(&self, inode: &InodeRef) -> crate::Result<Vec<Vec<u8>>> {
-        paths(self.fs(), inode)
+        Ok(self.fs().paths(inode)?)
     }
-}
-
-/// The same of any file system.
-pub(crate) fn paths(fs: &Fs, inode: &InodeRef) -> crate::Result<Vec<Vec<u8>>> {
-    /// Directories on the way up, at most: as deep as a path can be.
-    const DEPTH_MAX: usize = 4096;
-    let subvol = fs.subvol_info(inode.tree())?.path;
-    let mut paths = Vec::new();
-    let mut bytes = 0;
-    let too_many = || Error::refused(errno::EOVERFLOW, "its names are too many, or too deep");
-    if inode.ino() == Ino::ROOT_DIR {
-        return Ok(vec![subvol]);
-    }
-    for name in fs.names(inode)? {
-        let mut parts = vec![name.name];
-        let mut dir = name.parent;
-        for _ in 0..DEPTH_MAX {
-            if dir == Ino::ROOT_DIR {
-                break;
-            }
-            let inode = fs.inode(inode.subvol(), dir)?;
-            let Some(name) = fs.names(&inode)?.into_iter().next() else {
-                return Err(FsError::NotFound.into());
-            };
-            dir = name.parent;
-            parts.push(name.name);
-        }
-        if dir != Ino::ROOT_DIR {
-            return Err(too_many().into());
-        }
-        if !subvol.is_empty() {
-            parts.push(subvol.clone());
-        }
-        parts.reverse();
-        let path = parts.join(&b'/');
-        bytes += path.len();
-        if bytes > REPLY_MAX {
-            return Err(too_many().into());
-        }
-        paths.push(path);
-    }
-    Ok(paths)
 }

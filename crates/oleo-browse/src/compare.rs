@@ -2,19 +2,17 @@
 
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
-use oleo::Image;
-use oleo::control::{Caller, Reply as Replied, Request, execute};
-use oleo::layers::format::{Ino, InodeItem, ItemType, Key, TreeId};
-use oleo::layers::tree::{Diff, TreeError};
+use oleo_format::{Ino, InodeItem, ItemType, Key, TreeId};
+use oleo_fs::{Fs, FsError};
+use oleo_tree::{Diff, TreeError};
 use serde_json::json;
 
-use super::body::Pieces;
-use super::query::{Query, Refused, encoded, wrong};
-use super::reply::Reply;
-use super::volume::{Current, Unread};
 use crate::name_text;
+use crate::output::Output;
+use crate::query::{Query, encoded};
+use crate::refused::{Refused, Unread, wrong};
+use crate::reply::Reply;
 
 /// Differences that are told, at most.
 const TOLD_MAX: u64 = 50_000;
@@ -103,24 +101,25 @@ impl From<TreeError> for Stop {
     }
 }
 
-pub(super) fn compare(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
+pub(crate) fn compare(fs: &Fs, query: &Query<'_>) -> Result<Reply, Unread> {
     let (old, new) = (TreeId(query.number("old", 0)?), TreeId(query.number("new", 0)?));
-    let root = |image: &Image, id: TreeId| {
+    let root = |id: TreeId| {
         if !id.is_subvol() {
             return Err(Unread::from(wrong(format!("{} is no subvolume", id.0))));
         }
-        let root = image.fs().engine().root(id).map_err(oleo::Error::from)?;
-        root.ok_or_else(|| (hyper::StatusCode::NOT_FOUND, format!("there is no subvolume {}", id.0)).into())
+        let root = fs.engine().root(id).map_err(FsError::from)?;
+        root.ok_or_else(|| Refused { status: 404, why: format!("there is no subvolume {}", id.0) }.into())
     };
-    let (image, old_root, new_root) = volume.read(|image| Ok((image.clone(), root(image, old)?, root(image, new)?)))?;
+    let (old_root, new_root) = (root(old)?, root(new)?);
+    let fs = fs.clone();
     Ok(Reply::lines(move |out| {
         let mut at = 0u64;
         let mut change = Change::default();
         let mut told = 0;
-        let done = image.fs().engine().blocks().diff(&old_root, &new_root, |diff| {
+        let done = fs.engine().blocks().diff(&old_root, &new_root, |diff| {
             let ino = key_of(&diff).objectid;
             if ino != at {
-                told += tell(&image, old, new, at, &change, out).map_err(Stop::Output)?;
+                told += tell(&fs, old, new, at, &change, out).map_err(Stop::Output)?;
                 (at, change) = (ino, Change::default());
             }
             change.note(&diff);
@@ -131,7 +130,7 @@ pub(super) fn compare(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply,
         });
         match done {
             Ok(()) => {
-                told += tell(&image, old, new, at, &change, out)?;
+                told += tell(&fs, old, new, at, &change, out)?;
                 out.line(&json!({ "done": true, "told": told, "more": told >= TOLD_MAX }))
             }
             Err(Stop::Output(error)) => Err(error),
@@ -141,15 +140,12 @@ pub(super) fn compare(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply,
 }
 
 /// Tells what differs of an inode, with its path in the subvolume that has it; how many lines that is.
-fn tell(image: &Image, old: TreeId, new: TreeId, ino: u64, change: &Change, out: &mut Pieces) -> io::Result<u64> {
+fn tell(fs: &Fs, old: TreeId, new: TreeId, ino: u64, change: &Change, out: &mut dyn Output) -> io::Result<u64> {
     let Some(word) = change.word().filter(|_| (Ino::FIRST.0..=Ino::LAST.0).contains(&ino)) else { return Ok(0) };
     let tree = if change.removed { old } else { new };
-    let paths = execute(image, &Caller::owner(), Request::InodeResolve { tree, ino: Ino(ino) });
-    let path = match paths {
-        Ok((Replied::Paths(paths), _)) => paths.into_iter().next(),
-        _ => None,
-    };
-    let text = path.as_ref().map_or_else(|| format!("(inode {ino})"), |path| name_text(&path.0));
-    out.line(&json!({ "change": word, "path": text, "raw": path.map(|path| encoded(&path.0)), "subvolume": tree.0 }))?;
+    let paths = fs.subvol(tree).and_then(|subvol| fs.inode(&subvol, Ino(ino))).and_then(|inode| fs.paths(&inode));
+    let path = paths.ok().and_then(|paths| paths.into_iter().next());
+    let text = path.as_ref().map_or_else(|| format!("(inode {ino})"), |path| name_text(path));
+    out.line(&json!({ "change": word, "path": text, "raw": path.map(|path| encoded(&path)), "subvolume": tree.0 }))?;
     Ok(1)
 }

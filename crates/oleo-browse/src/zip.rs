@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
-use oleo::layers::format::print::calendar;
+use oleo_format::print::calendar;
 
 /// Members of an archive, at most.
 const ENTRIES_MAX: usize = 4_000_000;
@@ -24,7 +24,7 @@ const MADE_BY_UNIX: u16 = 3 << 8;
 const DEFLATED: u16 = 8;
 
 /// What is known of a member before its contents.
-pub(super) struct Entry {
+pub(crate) struct Entry {
     pub path: Vec<u8>,
     pub mode: u32,
     /// Seconds since 1970.
@@ -40,7 +40,7 @@ struct Written {
 }
 
 /// An archive that is being written.
-pub(super) struct Zip<W: Write> {
+pub(crate) struct Zip<W: Write> {
     out: Counted<W>,
     written: Vec<Written>,
     names_bytes: usize,

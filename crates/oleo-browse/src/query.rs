@@ -1,20 +1,14 @@
 //! What stands behind the question mark: names and values, percent-encoded. Paths are bytes.
 
-use hyper::StatusCode;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
-/// Why a request is not answered: what the browser is told.
-pub(super) type Refused = (StatusCode, String);
+use crate::refused::{Refused, wrong};
 
 /// Directories in a path, at most.
 const DEPTH_MAX: usize = 4096;
 
-pub(super) fn wrong(why: impl Into<String>) -> Refused {
-    (StatusCode::BAD_REQUEST, why.into())
-}
-
 /// The question of a request.
-pub(super) struct Query<'a>(pub &'a str);
+pub struct Query<'a>(pub &'a str);
 
 impl Query<'_> {
     /// The value of a name, as bytes.
@@ -47,7 +41,7 @@ impl Query<'_> {
 }
 
 /// Bytes as they stand in a question.
-pub(super) fn encoded(bytes: &[u8]) -> String {
+pub fn encoded(bytes: &[u8]) -> String {
     percent_encode(bytes, NON_ALPHANUMERIC).to_string()
 }
 
@@ -64,7 +58,7 @@ mod tests {
         assert!(Query("").path().unwrap().is_empty());
         assert!(Query("path=///").path().unwrap().is_empty());
         for bad in ["..", "a/../b", "%2e%2e/etc", "a/%2E%2e", ".", "a%00b", &"n".repeat(256)] {
-            assert_eq!(Query(&format!("path={bad}")).path().unwrap_err().0, 400, "{bad}");
+            assert_eq!(Query(&format!("path={bad}")).path().unwrap_err().status, 400, "{bad}");
         }
         assert!(Query(&format!("path={}", "a/".repeat(5000))).path().is_err());
         assert_eq!(Query("after=12&limit=x").number("after", 0).unwrap(), 12);

@@ -2,11 +2,20 @@
 // which are no text can be opened, too.
 "use strict";
 
+// Where answers come from: the server of this page, or, in the page that is alone, what it brings along (`alone.js`).
+const source = typeof oleo !== "undefined" ? oleo : {
+  fetch: (address, options) => fetch(address, options),
+  link: (a, address) => { a.href = address; return a; },
+  picture: (img, address) => { img.src = address; },
+  whenOpened: (call) => call(),
+};
+
 const $ = (id) => document.getElementById(id);
 const PAGE = 200;
 const LINES_MAX = 2000;
 let here = "";
 let running = null;
+let offers = [];
 
 function element(name, text, attributes) {
   const made = document.createElement(name);
@@ -35,7 +44,7 @@ function say(text, bad) {
 }
 
 async function ask(address) {
-  const answer = await fetch(address);
+  const answer = await source.fetch(address);
   if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
   return answer.json();
 }
@@ -45,7 +54,7 @@ async function lines(address, each) {
   if (running) running.abort();
   const mine = new AbortController();
   running = mine;
-  const answer = await fetch(address, { signal: mine.signal });
+  const answer = await source.fetch(address, { signal: mine.signal });
   if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -98,8 +107,9 @@ async function page(raw, after) {
   $("entries").hidden = false;
   if (!after) {
     $("rows").replaceChildren();
-    $("actions").replaceChildren(
-      element("a", "Download as tar", { href: "tar?path=" + raw }), " · ", element("a", "as zip", { href: "zip?path=" + raw }));
+    $("actions").replaceChildren();
+    if (offers.includes("tar")) $("actions").append(source.link(element("a", "Download as tar"), "tar?path=" + raw, failed), " · ");
+    $("actions").append(source.link(element("a", offers.includes("tar") ? "as zip" : "Download as zip"), "zip?path=" + raw, failed));
   }
   // A directory that is whole on one page is sorted by name; others come in the order of their making.
   if (!after && list.next === null) list.entries.sort((a, b) => (a.kind === "dir" ? 0 : 1) - (b.kind === "dir" ? 0 : 1) || (a.name < b.name ? -1 : 1));
@@ -131,14 +141,14 @@ function file(raw, about) {
   const actions = $("file-actions");
   actions.replaceChildren();
   if (about.kind !== "file") return say("");
-  actions.append(element("a", "Download", { href: "file?path=" + raw }));
+  actions.append(source.link(element("a", "Download"), "file?path=" + raw, failed));
   for (const [text, show] of [["As text", text_of], ["As hex", hex_of]]) {
     const button = element("button", text, { type: "button" });
     button.onclick = () => show(raw, 0).catch(failed);
     actions.append(" ", button);
   }
   if (about.picture) {
-    $("picture").src = "image?path=" + raw;
+    source.picture($("picture"), "image?path=" + raw, failed);
     $("picture").alt = "Contents of " + $("file-title").textContent;
     $("picture").hidden = false;
   } else {
@@ -177,10 +187,11 @@ function found(title) {
   $("found").hidden = false;
   $("found-title").textContent = title;
   $("found-list").replaceChildren();
-  return (text, raw) => {
+  // What is told of a path, the path's link, and the path.
+  return (text, raw, path = text) => {
     if ($("found-list").childElementCount >= LINES_MAX) return false;
     const li = element("li");
-    if (raw) { shown.set(raw, text.slice(text.lastIndexOf("/") + 1)); }
+    if (raw) { shown.set(raw, path.slice(path.lastIndexOf("/") + 1)); }
     li.append(raw ? element("a", text, { href: place(raw) }) : text);
     $("found-list").append(li);
     return true;
@@ -208,7 +219,7 @@ $("compare").onsubmit = (event) => {
   lines("api/compare?old=" + $("old").value + "&new=" + $("new").value, (line) => {
     if (line.error) say(line.error, true);
     else if (line.done) say(line.told + " differences" + (line.more ? " and more" : ""));
-    else if (!add(line.change + ": " + line.path, line.raw && split(line.raw))) {
+    else if (!add(line.change + ": " + line.path, line.raw && split(line.raw), line.path)) {
       say("The list is cut: there are more than " + LINES_MAX + " differences");
       return false;
     }
@@ -255,7 +266,16 @@ async function begin() {
   shown.set("", name);
   $("label").textContent = name;
   document.title = name + " – Oleo explorer";
-  $("facts").textContent = human(info.total) + ", " + human(info.available) + " available; UUID " + info.uuid + ", generation " + info.generation;
+  $("facts").textContent = human(info.total) + (info.available === null ? "" : ", " + human(info.available) + " available") + "; UUID " + info.uuid + ", generation " + info.generation
+    + (info.missing ? "; " + info.missing + " of " + info.devices + " devices are missing" : "")
+    + (info.cut_short && info.cut_short.length ? "; cut short, so that not everything can be read: " + info.cut_short.join(", ") : "")
+    + (info.log ? "; it was not unmounted: what was synced since the last commit is not shown" : "");
+  offers = info.offers;
+  $("maps").hidden = !offers.includes("maps");
+  $("damage").hidden = !offers.includes("check");
+  $("subvolumes").replaceChildren();
+  for (const select of ["old", "new"]) $(select).replaceChildren();
+  $("found").hidden = true;
   show();
   const list = await ask("api/subvolumes");
   for (const subvolume of list.subvolumes) {
@@ -269,10 +289,10 @@ async function begin() {
   }
   if (list.left_out) $("subvolumes").append(element("li", list.left_out + " more"));
   $("new").selectedIndex = $("new").options.length - 1;
-  live();
+  if (info.mounted) live();
 }
 
 // The hash is the path that is shown.
 $("skip").onclick = (event) => { event.preventDefault(); $("main").focus(); };
 window.onhashchange = show;
-begin().catch(failed);
+source.whenOpened(() => begin().catch(failed));

@@ -1,16 +1,13 @@
 //! Search by name: a walk from a directory down, whose finds are told as they come.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use oleo::fs::{Descent, FileKind, InodeRef};
+use oleo_fs::{Descent, FileKind, Fs, InodeRef};
 use serde_json::json;
 
-use super::files::{kind_name, named};
-use super::query::{Query, Refused, encoded, wrong};
-use super::reply::Reply;
-use super::volume::Current;
+use crate::files::{kind_name, named};
 use crate::name_text;
+use crate::query::{Query, encoded};
+use crate::refused::{Unread, wrong};
+use crate::reply::Reply;
 
 /// Finds, at most.
 const FOUND_MAX: usize = 1000;
@@ -19,8 +16,8 @@ const ENTRIES_AT_ONCE: usize = 4096;
 /// Directories that wait to be looked into, and the bytes of their paths; beyond that, what is in further ones is left out, and said.
 const WAITING_MAX: usize = 1 << 20;
 const WAITING_PATH_BYTES_MAX: usize = 128 << 20;
-/// How often progress is told.
-const TOLD_EVERY: Duration = Duration::from_millis(200);
+/// After how many names it is told how many that were.
+const TOLD_EVERY: u64 = 1 << 16;
 
 /// Directories that wait to be looked into, with their paths.
 #[derive(Default)]
@@ -47,27 +44,25 @@ impl Due {
     }
 }
 
-pub(super) fn search(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
+pub(crate) fn search(fs: &Fs, query: &Query<'_>) -> Result<Reply, Unread> {
     let wanted = query.bytes("name").filter(|name| !name.is_empty()).ok_or_else(|| wrong("no name to search for"))?;
     let wanted = wanted.to_ascii_lowercase();
     let names = query.path()?;
-    let (image, start) = volume.read(|image| {
-        let (start, _) = named(image, query)?;
-        match image.fs().attr(&start).kind {
-            FileKind::Dir => Ok((image.clone(), start)),
-            _ => Err(wrong("not a directory").into()),
-        }
-    })?;
+    let (start, _) = named(fs, query)?;
+    if fs.attr(&start).kind != FileKind::Dir {
+        return Err(wrong("not a directory").into());
+    }
+    let fs = fs.clone();
     Ok(Reply::lines(move |out| {
         let mut descent = Descent::new(&start);
         let mut due = Due::default();
         due.push(start, names.join(&b'/'));
         let (mut looked_at, mut found, mut left_out, mut unread) = (0u64, 0usize, 0u64, 0u64);
-        let mut told = Instant::now();
+        let mut told = 0;
         'walk: while let Some((dir, path)) = due.pop() {
             let mut after = 0;
             loop {
-                let Ok(batch) = image.fs().readdir(&dir, after, ENTRIES_AT_ONCE) else {
+                let Ok(batch) = fs.readdir(&dir, after, ENTRIES_AT_ONCE) else {
                     unread += 1;
                     break;
                 };
@@ -90,9 +85,9 @@ pub(super) fn search(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, 
                         }
                     }
                     if entry.kind == FileKind::Dir {
-                        match image.fs().open_entry(&dir, entry) {
+                        match fs.open_entry(&dir, entry) {
                             Ok(Some(child)) => {
-                                if descent.enters(image.fs(), &dir, &entry.name, &child) && !due.push(child, join()) {
+                                if descent.enters(&fs, &dir, &entry.name, &child) && !due.push(child, join()) {
                                     left_out += 1;
                                 }
                             }
@@ -101,8 +96,8 @@ pub(super) fn search(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, 
                         }
                     }
                 }
-                if told.elapsed() > TOLD_EVERY {
-                    told = Instant::now();
+                if looked_at - told > TOLD_EVERY {
+                    told = looked_at;
                     out.line(&json!({ "looked_at": looked_at }))?;
                 }
                 if !out.is_read() {
