@@ -104,7 +104,8 @@ fn below(fs: &Fs, dir: &InodeRef, descent: &mut Descent, left: &mut Vec<InodeRef
         for entry in batch.iter().filter(|entry| matches!(entry.target, Target::Inode(_))) {
             if matches!(entry.kind, FileKind::File | FileKind::Dir) {
                 let Some(found) = fs.open_entry(dir, entry)? else { continue };
-                if entry.kind != FileKind::Dir || descent.enters(fs, dir, &entry.name, &found) {
+                // A damaged entry may call a directory a file.
+                if fs.attr(&found).kind != FileKind::Dir || descent.enters(fs, dir, &entry.name, &found) {
                     left.push(found);
                 }
             }

@@ -24,6 +24,8 @@ const ABSURD: u64 = 1 << 61;
 pub enum Lie {
     /// A directory's entry leads to the directory itself, or to the top.
     Circle,
+    /// The same, and the entry says that it is a file.
+    FalseFile,
     /// A file has an absurd size, and uses as many bytes.
     Size,
     /// An extent has an absurd length; one on disk, or a hole.
@@ -36,7 +38,7 @@ pub enum Lie {
 
 impl Lie {
     /// All of them.
-    pub const ALL: [Lie; 5] = [Lie::Circle, Lie::Size, Lie::Extent, Lie::LastIndex, Lie::Name];
+    pub const ALL: [Lie; 6] = [Lie::Circle, Lie::FalseFile, Lie::Size, Lie::Extent, Lie::LastIndex, Lie::Name];
 }
 
 /// An item of a tree of files.
@@ -58,12 +60,11 @@ impl Item {
         self.bytes.get(at..at + 8).map_or(0, number)
     }
 
-    /// Whether it is an entry of a directory that leads to a directory in the same tree.
-    fn leads_to_dir(&self) -> bool {
-        const DIR: u8 = 2;
+    /// Whether it is an entry of a directory that leads to something of this type in the same tree.
+    fn leads_to(&self, file_type: u8) -> bool {
         matches!(self.item_type, DIR_ITEM | DIR_INDEX)
             && self.bytes.get(8) == Some(&INODE_ITEM)
-            && self.bytes.get(29) == Some(&DIR)
+            && self.bytes.get(29) == Some(&file_type)
     }
 }
 
@@ -79,12 +80,15 @@ impl Rot {
         let mut edits: Vec<(usize, Edit)> = Vec::new();
         let mut put = |index: usize, at: usize, bytes: &[u8]| edits.push((index, (at, bytes.to_vec())));
         match lie {
-            Lie::Circle => {
-                let dirs: Vec<&Item> = of(DIR_INDEX).filter(|i| i.leads_to_dir()).collect();
-                let Some(entry) = rng.pick(&dirs) else { return Ok(None) };
+            Lie::Circle | Lie::FalseFile => {
+                const FILE: u8 = 1;
+                const DIR: u8 = 2;
+                let file_type = if lie == Lie::Circle { DIR } else { FILE };
+                let all: Vec<&Item> = of(DIR_INDEX).filter(|i| i.leads_to(file_type)).collect();
+                let Some(entry) = rng.pick(&all) else { return Ok(None) };
                 let to = if rng.one_in(2) { entry.objectid } else { FIRST_FREE };
                 let child = entry.u64_at(0);
-                let same = |i: &&Item| i.leads_to_dir() && i.owner == entry.owner && i.u64_at(0) == child;
+                let same = |i: &&Item| i.leads_to(file_type) && i.owner == entry.owner && i.u64_at(0) == child;
                 items.iter().filter(same).for_each(|i| put(i.index, i.at, &to.to_le_bytes()));
             }
             Lie::Size => {
