@@ -1,7 +1,7 @@
 //! Why an operation on a volume failed.
 
 use oleo_device::DeviceError;
-use oleo_format::{BlockGroupFlags, Class, Classified, Corruption, DevId, Logical, errno};
+use oleo_format::{BlockGroupFlags, Class, Classified, Corruption, DevId, Generation, Logical, errno};
 use uuid::Uuid;
 
 impl VolumeError {
@@ -56,6 +56,18 @@ pub enum VolumeError {
         first: String,
         /// The other.
         second: String,
+    },
+    /// Two sides of the volume have histories of their own since they parted.
+    #[error(
+        "{last} (generation {}) and {apart} (generation {}) were each written without the other: use one of them, leave the other out \
+         (degraded), and add that again as a new device",
+        .newest.1, .other.1, last = .newest.0, apart = .other.0
+    )]
+    Apart {
+        /// A device of the side that was written last, and its last transaction.
+        newest: (String, Generation),
+        /// A device of the other, likewise.
+        other: (String, Generation),
     },
     /// Members are missing.
     #[error("device {devid} ({uuid}) and {more} more are missing: name every device, or read without it (degraded)",
@@ -175,6 +187,7 @@ impl Classified for VolumeError {
             VolumeError::NoDevices | VolumeError::Unaligned { .. } => Class::USAGE,
             VolumeError::NoBackup(_) | VolumeError::Stranger { .. } => Class::refusal(errno::EINVAL),
             VolumeError::Twins { .. } => Class::refusal(errno::EEXIST),
+            VolumeError::Apart { .. } => Class::refusal(errno::ESTALE),
             VolumeError::Missing { .. } => Class::refusal(errno::ENODEV),
             VolumeError::MissingForWriting { .. } | VolumeError::NotBorne { .. } | VolumeError::ReadOnly => {
                 Class::refusal(errno::EROFS)
@@ -216,6 +229,7 @@ mod tests {
             NoBackup: VolumeError::NoBackup(1) => Class::refusal(errno::EINVAL),
             Stranger: VolumeError::Stranger { name: name(), fsid: uuid, want: uuid } => Class::refusal(errno::EINVAL),
             Twins: VolumeError::Twins { devid, first: name(), second: name() } => Class::refusal(errno::EEXIST),
+            Apart: VolumeError::Apart { newest: (name(), Generation(9)), other: (name(), Generation(7)) } => Class::refusal(errno::ESTALE),
             Missing: VolumeError::Missing { first: (devid, uuid), count: 1 } => Class::refusal(errno::ENODEV),
             MissingForWriting: VolumeError::MissingForWriting { devid, uuid } => Class::refusal(errno::EROFS),
             NotBorne: VolumeError::NotBorne { chunk: at, devid } => Class::refusal(errno::EROFS),

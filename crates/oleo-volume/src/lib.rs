@@ -18,6 +18,7 @@
 //! Crash: see `supers`; everything else is not durable before a flush that succeeded.
 //! Not here: what is free inside a chunk; when a chunk is needed; caching.
 
+mod apart;
 mod attach;
 mod attainable;
 mod batch;

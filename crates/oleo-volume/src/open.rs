@@ -5,6 +5,9 @@
 //! which `walk_chunk_tree` does level by level; (4) its DEV_ITEMs are matched with the devices, its CHUNK_ITEMs make
 //! the map.
 //!
+//! Devices that were each written without the other are not used together (`apart`): that is looked at by their superblocks first, and by the roots that these
+//! name as soon as there is a map.
+//!
 //! Nothing in an image is trusted before it is checked: the walk is bounded by level and by number of blocks, and no
 //! chunk may overlap another. Opening for reading writes nothing. Opening for writing puts parity in order that a crash has left wrong (`recover`), and
 //! gives the superblock that it goes by to devices that have another (`level`).
@@ -22,6 +25,7 @@ use oleo_lock::{Mutex, RwLock};
 use uuid::Uuid;
 
 use crate::Volume;
+use crate::apart::{roots_differ, written_apart};
 use crate::carve::used_runs;
 use crate::copying::Copying;
 use crate::error::VolumeError;
@@ -97,6 +101,14 @@ impl Volume {
             main.incompat_flags = (main.features().incompat - Incompat::METADATA_UUID).bits().into();
         }
         check_features(&main, opts.write)?;
+        // A chosen copy of the superblock, or older roots, are another moment on purpose.
+        let of_volume = |f: &&Found| f.sb.fsid == main.fsid && f.sb.devid() != DevId(0);
+        let compared = opts.backup.is_none() && opts.super_copy.is_none();
+        let compared: Vec<&Found> = found.iter().filter(of_volume).filter(|_| compared).collect();
+        let newest = compared.iter().find(|f| !leads_elsewhere(&f.sb, &main)).copied();
+        if let Some(older) = compared.iter().find(|f| written_apart(&main, &f.sb)) {
+            return Err(apart(newest, older));
+        }
         if opts.write && found.iter().any(|f| f.sb.fsid == main.fsid && f.device.read_only()) {
             return Err(VolumeError::ReadOnly);
         }
@@ -176,6 +188,14 @@ impl Volume {
                     volume.left_out.push(LeftOut { devid, name, generation, why: WhyLeftOut::NotOfVolume });
                 }
             }
+        }
+        let is_member =
+            |f: &&&Found| members.iter().any(|m| m.devid == f.sb.devid() && m.uuid.into_bytes() == f.sb.dev_item.uuid);
+        let of = |f: &Found| (f.sb.devid(), &volume.rules);
+        let mut others =
+            compared.iter().filter(is_member).filter(|f| newest.is_none_or(|newest| newest.sb.devid() != f.sb.devid()));
+        if let Some(older) = others.find(|f| roots_differ(&main, &f.sb, of(f), &table)) {
+            return Err(apart(newest, older));
         }
         check_presence(&members, &table, opts)?;
         if opts.write && members.iter().any(|m| m.standing() == Standing::Missing) {
@@ -390,6 +410,11 @@ fn gather(devices: Vec<Arc<dyn Device>>, super_copy: Option<usize>) -> Result<Ga
 
 fn twins(devid: DevId, first: &str, second: &str) -> VolumeError {
     VolumeError::Twins { devid, first: first.into(), second: second.into() }
+}
+
+fn apart(newest: Option<&Found>, older: &Found) -> VolumeError {
+    let side = |f: &Found| (f.device.name(), f.sb.generation());
+    VolumeError::Apart { newest: newest.map(side).unwrap_or_default(), other: side(older) }
 }
 
 fn seed_rules_of(rules: Vec<Result<NodeRules, Corruption>>) -> Result<Vec<NodeRules>, VolumeError> {

@@ -144,6 +144,7 @@ impl Error {
                     | VolumeError::NoSuper { .. }
                     | VolumeError::Stranger { .. }
                     | VolumeError::Twins { .. }
+                    | VolumeError::Apart { .. }
             ),
             Error::Mkfs(error) => matches!(**error, MkfsError::Device(_)),
             #[cfg(feature = "nbd")]
