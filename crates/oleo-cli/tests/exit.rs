@@ -184,6 +184,8 @@ const REFUSED: &str = "
     inspect subvolid-resolve 999 good
     inspect rootid good nope
     scrub start good --devid 7
+    scrub start good --limit 7:1M
+    scrub start good --from nope
     balance pause good
     balance cancel good
     balance resume good
@@ -252,6 +254,7 @@ const MISUSED: &str = "
     balance start good -d --background
     scrub start
     scrub start good --limit much
+    scrub start good --limit some:1M
     scrub start good --devid x
     scrub cancel good
     scrub resume good

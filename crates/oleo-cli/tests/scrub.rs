@@ -452,6 +452,95 @@ fn taken_from_elsewhere() {
     made.must_be_whole("taken from another image");
 }
 
+/// All regular files below a directory.
+fn tree(top: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let (mut files, mut left) = (BTreeMap::new(), vec![top.to_owned()]);
+    while let Some(dir) = left.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => left.push(path),
+                false => drop(files.insert(path.strip_prefix(top).unwrap().to_owned(), std::fs::read(&path).unwrap())),
+            }
+        }
+    }
+    files
+}
+
+/// Goal: what no copy has comes from streams of snapshots: of a whole one and of a difference, in any order, with renamed files and parts that were
+/// overwritten since; what is compressed comes from streams that have it compressed; on an image, and on a mount. Without what a stream is built on it is
+/// refused, and so is a damaged one. Method: streams of the kernel; every tenth sector of data damaged; the kernel finds nothing afterwards.
+#[test]
+fn taken_from_streams() {
+    let Some(made) = Made::by_kernel("single", "dup", 1) else { return };
+    let dir = made.dir();
+    let mounted = made.oracle.mount(&made.images, "").unwrap();
+    let top = mounted.path();
+    let mut rng = Rng::new(16);
+    let file = OpenOptions::new().write(true).open(top.join("f1")).unwrap();
+    file.write_all_at(&rng.bytes(300_000), 1 << 20).unwrap();
+    drop(file);
+    std::fs::rename(top.join("f2"), top.join("many/renamed")).unwrap();
+    let file = OpenOptions::new().append(true).open(top.join("packed")).unwrap();
+    file.write_all_at(&b"and something else, ".repeat(30_000), 1 << 20).unwrap();
+    drop(file);
+    let (snap, later) = (text(&top.join("snap")), text(&top.join("later")));
+    oracle::run("btrfs", ["subvolume", "snapshot", "-r", &text(top), &later]).unwrap();
+    let send = |name: &str, args: &[&str]| {
+        let to = text(&dir.join(name));
+        oracle::run("btrfs", ["send", "-q", "-f", &to].iter().chain(args)).unwrap();
+    };
+    send("plain", &[&snap]);
+    send("packed", &["--proto", "2", "--compressed-data", &snap]);
+    send("next", &["--proto", "2", "--compressed-data", "-p", &snap, &later]);
+    let want = tree(top);
+    mounted.unmount().unwrap();
+    let whole = |what: &str| {
+        let mounted = made.oracle.mount(&made.images, "").unwrap();
+        let found = mounted.scrub().unwrap();
+        assert!(found.is_clean(), "{what}: the kernel's scrub: {found}");
+        assert!(tree(mounted.path()) == want, "{what}");
+        mounted.unmount().unwrap();
+    };
+
+    let count = made.damage(&mut rng, 10, |stripe| stripe.is_data);
+    assert!(count > 500, "{count}");
+    let start = |from: &[&str]| {
+        let from = from.iter().flat_map(|from| ["--from", from]);
+        made.on(&["scrub", "start", "--json"].into_iter().chain(from).collect::<Vec<_>>())
+    };
+    let fails = |code: i32, from: &[&str]| {
+        let args = start(from);
+        fails_with(dir, code, &args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    assert!(fails(1, &["next"]).contains("which another is built on"));
+    let mut cut = std::fs::read(dir.join("plain")).unwrap();
+    cut.truncate(cut.len() / 2);
+    std::fs::write(dir.join("cut"), cut).unwrap();
+    assert!(fails(1, &["cut"]).contains("the stream ends at byte"));
+
+    let args = start(&["next", "plain"]);
+    let output = run(dir, &args.iter().map(String::as_str).collect::<Vec<_>>());
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(found["total"]["corrected_errors"].as_u64().unwrap() > count / 2, "{found}");
+    let left = found["unhealed"].as_array().unwrap().iter();
+    let files = left.flat_map(|place| place["files"].as_array().unwrap());
+    let paths = files.flat_map(|file| file["paths"].as_array().unwrap()).map(|path| path.as_str().unwrap());
+    // The kernel compresses otherwise than we do, and the stream of what it compressed first is not compressed.
+    assert!(paths.clone().all(|path| path.ends_with("packed")), "{:?}", paths.collect::<BTreeSet<_>>());
+    made.ok(&["scrub", "start", "--from", "packed"]);
+    whole("on an image");
+
+    made.damage(&mut rng, 10, |stripe| stripe.is_data);
+    made.scratch.dir("m").unwrap();
+    ok(dir, &["mount", &text(&made.images[0]), "m"]);
+    let unmount = Unmount(dir);
+    assert!(fails_with(dir, 1, &["scrub", "start", "--from", "next", "m"]).contains("which another is built on"));
+    ok(dir, &["scrub", "start", "-B", "--from", "next", "--from", "packed", "m"]);
+    drop(unmount);
+    whole("on a mount");
+}
+
 /// Goal: btrfs-progs show what Oleo found, and Oleo shows what they found.
 #[test]
 fn each_shows_what_the_other_found() {
@@ -641,6 +730,32 @@ impl Drop for Unmount<'_> {
             let _gone = Command::new("umount").arg("-l").arg(self.0.join("m")).status();
         }
     }
+}
+
+/// Goal: on an image a scrub is slowed by a limit of each device and of one, which are shown. Method: the clock; what has a limit of its own takes as long.
+#[test]
+fn limited_on_an_image() {
+    let Some(made) = Made::by_kernel("raid1", "raid1", 2) else { return };
+    let timed = |limits: &[&str]| {
+        let began = Instant::now();
+        let limits = limits.iter().flat_map(|limit| ["--limit", limit]);
+        let found = made.json(&["scrub", "start", "-r", "--json"].into_iter().chain(limits).collect::<Vec<_>>());
+        assert_eq!((&found["end"], &found["total"]["read_errors"]), (&"done".into(), &0.into()), "{found}");
+        (began.elapsed(), found)
+    };
+    let (free, found) = timed(&[]);
+    assert_eq!((&found["limit"], &found["limits"]), (&0.into(), &serde_json::json!({})), "{found}");
+    let bytes = found["devices"][1]["data_bytes_scrubbed"].as_u64().unwrap();
+    let (each, found) = timed(&["each:16M"]);
+    assert_eq!(found["limits"], serde_json::json!({ "1": 16 << 20, "2": 16 << 20 }));
+    let (one, found) = timed(&["1G", "2:16M"]);
+    assert_eq!((&found["limit"], &found["limits"]), (&(1 << 30).into(), &serde_json::json!({ "2": 16 << 20 })));
+    // The last megabyte is not waited for.
+    let least = Duration::from_secs_f64((bytes as f64 / f64::from(1 << 20) - 2.0) / 16.0);
+    assert!(
+        least > Duration::from_secs(1) && each >= least && one >= least,
+        "{least:?}: {each:?}, {one:?}, {free:?} without"
+    );
 }
 
 /// Goal: bad superblocks are found, and written anew.

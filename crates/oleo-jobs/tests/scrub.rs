@@ -369,8 +369,7 @@ fn a_panic_ends_it() {
     write(&fs, "file", &bytes);
     disks[0].rot(disks[0].find(&bytes).unwrap());
     let scrubber = Scrubber::new(&fs);
-    scrubber.ask(Arc::new(Panics));
-    let number = scrubber.start(ScrubWant::new()).unwrap();
+    let number = scrubber.start_from(ScrubWant::new(), Some(Arc::new(Panics))).unwrap();
     assert!(catch_unwind(AssertUnwindSafe(|| scrubber.run_alone())).is_err());
     let status = scrubber.status();
     assert!(!status.running && matches!(status.end, Some(ScrubEnd::Failed { .. })), "{status:?}");

@@ -15,7 +15,10 @@
 //! files of that snapshot cannot be looked up.
 //!
 //! Trust: indexes and streams may be anything. Counts are compared with what is there before memory is taken, paths are
-//! walked by names, every step leads to an earlier stream or an earlier place in one, and steps are bounded.
+//! walked by names, every step leads to an earlier stream or an earlier place in one, and steps are bounded ([`Steps`]).
+//!
+//! Of streams that lie in files, and have no index, [`scan`] makes it of all subvolumes that a file has; of these any moment of a file can be
+//! read ([`Chain::read_at`]), and what of it is packed, as it is stored ([`Chain::packed_at`]).
 //!
 //! Not supported, and refused when a file needs it: streams without data, fallocate that moves data.
 
@@ -24,6 +27,7 @@ mod chain;
 mod data;
 mod extract;
 mod model;
+mod scan;
 
 use std::error::Error;
 
@@ -32,6 +36,9 @@ use oleo_format::{Class, Classified, Corruption, errno};
 pub use chain::{Chain, Found, Link};
 pub use extract::Extracted;
 pub use model::{FileType, Indexed, Indexer};
+pub use scan::{Scanned, scan};
+
+use crate::StreamError;
 
 /// Where the bytes of streams come from.
 pub trait Places {
@@ -40,6 +47,30 @@ pub trait Places {
     /// # Errors
     /// They are not there or damaged, or cannot be read.
     fn get(&mut self, link: usize, at: u64, len: u32) -> Result<Vec<u8>, LookupError>;
+}
+
+/// How many steps may still be taken to find out where contents are.
+#[derive(Debug)]
+pub struct Steps(u64);
+
+impl Default for Steps {
+    /// As many as a file may take that is read as a whole.
+    fn default() -> Steps {
+        Steps(1 << 28)
+    }
+}
+
+impl Steps {
+    /// So many.
+    pub fn new(steps: u64) -> Steps {
+        Steps(steps)
+    }
+
+    fn take(&mut self, steps: u64) -> Result<(), LookupError> {
+        let too_many = || LookupError::Unsupported("a file is in too many pieces".into());
+        self.0 = self.0.checked_sub(steps).ok_or_else(too_many)?;
+        Ok(())
+    }
 }
 
 /// Why something cannot be found or read.
@@ -61,6 +92,9 @@ pub enum LookupError {
     /// The output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(#[source] std::io::Error),
+    /// What is to be a stream cannot be read as one.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// A stream cannot be read.
     #[error(transparent)]
     Read(Box<dyn Error + Send + Sync>),
@@ -75,6 +109,7 @@ impl Classified for LookupError {
             LookupError::Type(..) => Class::refusal(errno::EINVAL),
             LookupError::Unsupported(_) => Class::refusal(errno::EOPNOTSUPP),
             LookupError::Output(error) => Class { kind: oleo_format::ErrorKind::Device, ..Class::of_io(error) },
+            LookupError::Stream(error) => error.class(),
             LookupError::Read(_) => Class::DEVICE,
         }
     }

@@ -1,6 +1,7 @@
 //! Scrub by library.
 
 mod sources;
+mod streams;
 
 use std::path::Path;
 

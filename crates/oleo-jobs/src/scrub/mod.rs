@@ -53,9 +53,12 @@ pub struct ScrubWant {
     pub devices: Vec<DevId>,
     /// Whether what is bad is healed.
     pub repair: bool,
-    /// Bytes a second of all devices together; 0: no limit.
+    /// Bytes a second of all devices together; 0: as it was before.
     #[serde(default)]
     pub bytes_per_second: u64,
+    /// Bytes a second of single devices; 0: no limit. Others are as they were before.
+    #[serde(default)]
+    pub limits: BTreeMap<DevId, u64>,
 }
 
 impl ScrubWant {
@@ -76,9 +79,15 @@ impl ScrubWant {
         self
     }
 
-    /// Bytes a second of all devices together; 0: no limit.
+    /// Bytes a second of all devices together; 0: as it was before.
     pub fn bytes_per_second(mut self, bytes_per_second: u64) -> ScrubWant {
         self.bytes_per_second = bytes_per_second;
+        self
+    }
+
+    /// Bytes a second of single devices; 0: no limit.
+    pub fn limits(mut self, limits: BTreeMap<DevId, u64>) -> ScrubWant {
+        self.limits = limits;
         self
     }
 }
@@ -434,23 +443,26 @@ impl Scrubber {
         self.state.lock().dir = Some(dir.into());
     }
 
-    /// What the next scrub asks when no copy is good.
-    pub fn ask(&self, offers: Arc<dyn Candidates>) {
-        self.state.lock().offers = Some(offers);
-    }
-
     /// Asks for a scrub, which [`Scrubber::run`] does. Answers with its number.
     ///
     /// # Errors
     /// One is under way, a device is being replaced, or the devices are not there.
     pub fn start(&self, want: ScrubWant) -> Result<u64, JobError> {
+        self.start_from(want, None)
+    }
+
+    /// The same with somebody who is asked for what no copy has.
+    ///
+    /// # Errors
+    /// As those of [`Scrubber::start`].
+    pub fn start_from(&self, want: ScrubWant, offers: Option<Arc<dyn Candidates>>) -> Result<u64, JobError> {
         let devices = self.devices(&want)?;
         let now = now();
         let new = |&(devid, expected_bytes): &(DevId, u64)| {
             (devid, DeviceScrub { t_start: now, expected_bytes, ..DeviceScrub::default() })
         };
         let record: Record = devices.iter().map(new).collect();
-        self.want(want, record, &devices)
+        self.want(want, offers, record, &devices)
     }
 
     /// Asks for the rest of one that was interrupted, here or by btrfs-progs.
@@ -458,6 +470,14 @@ impl Scrubber {
     /// # Errors
     /// One is under way; a device is being replaced; there is nothing to resume ([`JobError::NothingToResume`]); or its state cannot be read.
     pub fn resume(&self, want: ScrubWant) -> Result<u64, JobError> {
+        self.resume_from(want, None)
+    }
+
+    /// The same with somebody who is asked for what no copy has.
+    ///
+    /// # Errors
+    /// As those of [`Scrubber::resume`].
+    pub fn resume_from(&self, want: ScrubWant, offers: Option<Arc<dyn Candidates>>) -> Result<u64, JobError> {
         let devices = self.devices(&want)?;
         let known = self.known()?;
         let mut record = Record::new();
@@ -474,7 +494,7 @@ impl Scrubber {
         for device in record.values_mut().filter(|device| !device.finished) {
             (device.t_resumed, device.canceled) = (now(), false);
         }
-        self.want(want, record, &devices)
+        self.want(want, offers, record, &devices)
     }
 
     /// While the result lives, none is asked for.
@@ -511,20 +531,27 @@ impl Scrubber {
         Err(JobError::refused(errno::EINPROGRESS, format!("device {} is being replaced", device.devid)))
     }
 
-    fn want(&self, want: ScrubWant, record: Record, devices: &[(DevId, u64)]) -> Result<u64, JobError> {
+    fn want(
+        &self,
+        want: ScrubWant,
+        offers: Option<Arc<dyn Candidates>>,
+        record: Record,
+        devices: &[(DevId, u64)],
+    ) -> Result<u64, JobError> {
         self.begin()?;
         let mut state = self.state.lock();
         (state.cancelled, state.end, state.unkept) = (false, None, None);
         state.number += 1;
         let unfinished = devices.iter().filter(|(devid, _)| record.get(devid).is_some_and(|device| !device.finished));
         state.from = unfinished.map(|(devid, _)| (*devid, record[devid].last_physical)).collect();
-        state.want = want;
-        let (number, limit) = (state.number, state.want.bytes_per_second);
+        (state.want, state.offers) = (want.clone(), offers);
+        let number = state.number;
         drop(state);
         self.shared.stop.store(false, SeqCst);
-        if limit > 0 {
-            self.shared.throttle.set(None, limit);
+        if want.bytes_per_second > 0 {
+            self.shared.throttle.set(None, want.bytes_per_second);
         }
+        want.limits.iter().for_each(|(devid, limit)| self.shared.throttle.set(Some(*devid), *limit));
         let before = record.iter().map(|(devid, device)| (*devid, device.duration)).collect();
         let bytes_before = record.values().map(DeviceScrub::bytes).sum();
         *self.shared.progress.lock() = Progress { devices: record, before, bytes_before, ..Progress::default() };
@@ -545,7 +572,7 @@ impl Scrubber {
         let volume = self.fs.engine().volume();
         let used = self.used();
         let all = volume.devices();
-        for devid in &want.devices {
+        for devid in want.devices.iter().chain(want.limits.keys()) {
             if !all.iter().any(|info| info.devid == *devid && !info.missing) {
                 return Err(JobError::refused(errno::ENODEV, format!("there is no device {devid}")));
             }

@@ -7,17 +7,24 @@
 //! With one name at all times, what was met on the way is all that the streams have of the inode. With several, a stream may mention it by
 //! another one; then all names are followed forward again from where it was made.
 
-use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::OnceLock;
 
 use oleo_format::Corruption;
 use uuid::Uuid;
 
 use super::model::{Entry, FileType, Model, NodeId, Op, Origin, join, names};
-use super::{LookupError, shown, wrong};
+use super::scan::Scanned;
+use super::{LookupError, Steps, shown, wrong};
 
 /// Names of one inode that are followed.
 const NAMES_MAX: usize = 1 << 16;
+/// Bytes of all its paths together.
+const NAMES_BYTES_MAX: usize = 64 << 20;
+/// The longest path that is followed, bytes: longer than systems take.
+pub(super) const PATH_LEN_MAX: usize = 64 << 10;
+/// Subvolumes that are looked at together: snapshots of every day of two years, and as many that are sent whole.
+const SCANNED_MAX: usize = 1024;
 
 /// Directories and names in them.
 type Names = Vec<(NodeId, Box<[u8]>)>;
@@ -41,12 +48,14 @@ pub(super) struct Part {
     /// How many names each node has.
     links: Vec<u32>,
     /// The names of each node, and the directories they are in; made when an inode with several names is met.
-    places: OnceCell<HashMap<NodeId, Names>>,
+    places: OnceLock<HashMap<NodeId, Names>>,
 }
 
 /// The indexes of a snapshot and of all it is built on.
 pub struct Chain {
     pub(super) parts: Vec<Part>,
+    /// The links of each snapshot, in their order.
+    by_uuid: HashMap<Uuid, Vec<usize>>,
 }
 
 /// What streams have of an inode: nodes, from the oldest to the newest.
@@ -87,10 +96,54 @@ impl Chain {
             }
             parts.push(Part::new(model, link.parent));
         }
+        Chain::of(parts)
+    }
+
+    /// Of all subvolumes of some inputs, which are named by numbers. Returns the number of the input of each link, too.
+    ///
+    /// # Errors
+    /// A subvolume is built on one that is not among them, or there are too many.
+    pub fn of_scanned(found: Vec<(usize, Scanned)>) -> Result<(Chain, Vec<usize>), LookupError> {
+        if found.len() > SCANNED_MAX {
+            return Err(LookupError::Unsupported(format!("more than {SCANNED_MAX} subvolumes in the streams")));
+        }
+        let (mut parts, mut inputs) = (Vec::new(), Vec::new());
+        let mut there: HashMap<Uuid, usize> = HashMap::new();
+        let mut waiting: HashMap<Uuid, Vec<(usize, Model)>> = HashMap::new();
+        let mut ready = VecDeque::new();
+        for (input, Scanned { model }) in found {
+            match model.parent {
+                None => ready.push_back((input, model)),
+                Some(uuid) => waiting.entry(uuid).or_default().push((input, model)),
+            }
+        }
+        while let Some((input, model)) = ready.pop_front() {
+            let parent = model.parent.and_then(|uuid| there.get(&uuid).copied());
+            there.insert(model.uuid, parts.len());
+            ready.extend(waiting.remove(&model.uuid).into_iter().flatten());
+            parts.push(Part::new(model, parent));
+            inputs.push(input);
+        }
+        match waiting.keys().min() {
+            Some(uuid) => Err(LookupError::NotFound(format!("the stream of {uuid}, which another is built on,"))),
+            None => Ok((Chain::of(parts)?, inputs)),
+        }
+    }
+
+    fn of(parts: Vec<Part>) -> Result<Chain, LookupError> {
         if parts.is_empty() {
             return Err(wrong("streams", 0, "1 or more").into());
         }
-        Ok(Chain { parts })
+        let mut by_uuid: HashMap<Uuid, Vec<usize>> = HashMap::new();
+        for (number, part) in parts.iter().enumerate() {
+            by_uuid.entry(part.model.uuid).or_default().push(number);
+        }
+        Ok(Chain { parts, by_uuid })
+    }
+
+    /// How many snapshots there are; the last one is that which is looked at.
+    pub fn links(&self) -> usize {
+        self.parts.len()
     }
 
     pub(super) fn last(&self) -> usize {
@@ -111,7 +164,8 @@ impl Chain {
                     (None, Origin::Parent(before), Some(parent)) => {
                         let mut next = join(before, name);
                         for name in rest {
-                            next = join(&next, name);
+                            next.push(b'/');
+                            next.extend_from_slice(name);
                         }
                         (link, path) = (parent, next);
                         continue 'link;
@@ -124,7 +178,7 @@ impl Chain {
     }
 
     /// An inode that a node is of, as it is in the snapshot of `link`.
-    pub(super) fn inode(&self, link: usize, node: (usize, NodeId)) -> Result<Inode, LookupError> {
+    pub(super) fn inode(&self, link: usize, node: (usize, NodeId), steps: &mut Steps) -> Result<Inode, LookupError> {
         let mut nodes = vec![node];
         let mut at = node;
         while let Origin::Parent(path) = &self.parts[at.0].model.nodes[at.1 as usize].origin {
@@ -132,6 +186,7 @@ impl Chain {
             // Each parent is an earlier link.
             let parent = self.parts[at.0].parent.ok_or_else(missing)?;
             at = self.locate(parent, path).ok_or_else(missing)?;
+            steps.take(1)?;
             nodes.push(at);
         }
         nodes.reverse();
@@ -152,6 +207,7 @@ impl Chain {
         for link in later.into_iter().rev() {
             let part = &self.parts[link];
             let (mut ids, mut next) = (BTreeSet::new(), BTreeSet::new());
+            steps.take(paths.len() as u64)?;
             for path in &paths {
                 match part.by_origin.get(path.as_slice()) {
                     Some(id) => drop(ids.insert(*id)),
@@ -163,7 +219,7 @@ impl Chain {
                 next.extend(part.paths(id)?);
             }
             if next.len() > NAMES_MAX {
-                return Err(LookupError::Unsupported(format!("a file has more than {NAMES_MAX} names")));
+                return Err(too_many_names());
             }
             paths = next;
         }
@@ -171,8 +227,8 @@ impl Chain {
     }
 
     /// What is at a path of the snapshot of a link.
-    pub(super) fn at(&self, link: usize, path: &[u8]) -> Result<Option<Inode>, LookupError> {
-        self.locate(link, path).map(|node| self.inode(link, node)).transpose()
+    pub(super) fn at(&self, link: usize, path: &[u8], steps: &mut Steps) -> Result<Option<Inode>, LookupError> {
+        self.locate(link, path).map(|node| self.inode(link, node, steps)).transpose()
     }
 
     pub(super) fn found(&self, inode: Inode) -> Found {
@@ -191,7 +247,8 @@ impl Chain {
     /// # Errors
     /// There is nothing, or an index is damaged.
     pub fn find(&self, path: &[u8]) -> Result<Found, LookupError> {
-        let inode = self.at(self.last(), path)?.ok_or_else(|| LookupError::NotFound(shown(path)))?;
+        let inode =
+            self.at(self.last(), path, &mut Steps::default())?.ok_or_else(|| LookupError::NotFound(shown(path)))?;
         Ok(self.found(inode))
     }
 
@@ -236,7 +293,11 @@ impl Chain {
         let part = &self.parts[link];
         let uuid = part.model.uuids[uuid as usize];
         let is_it = |link: &usize| self.parts[*link].model.uuid == uuid;
-        let found = part.parent.filter(is_it).or_else(|| (0..link).rev().find(is_it));
+        let before = || {
+            let links = self.by_uuid.get(&uuid)?;
+            links[..links.partition_point(|known| *known < link)].last().copied()
+        };
+        let found = part.parent.filter(is_it).or_else(before);
         found.ok_or_else(|| wrong("source of a clone", uuid, "a stream of the chain"))
     }
 }
@@ -254,7 +315,7 @@ impl Part {
             Origin::New { .. } => None,
         };
         let by_origin = model.nodes.iter().enumerate().filter_map(origin).collect();
-        Part { model, parent, by_origin, links, places: OnceCell::new() }
+        Part { model, parent, by_origin, links, places: OnceLock::new() }
     }
 
     fn places(&self, id: NodeId) -> &[(NodeId, Box<[u8]>)] {
@@ -274,16 +335,21 @@ impl Part {
 
     /// The path of a directory; none if it is not there any more.
     fn dir_path(&self, mut id: NodeId) -> Result<Option<Vec<u8>>, LookupError> {
-        let mut names = Vec::new();
+        let (mut names, mut len) = (Vec::new(), 0);
         while id != 0 {
             let Some((dir, name)) = self.places(id).first() else { return Ok(None) };
-            names.push(name);
+            names.push(&**name);
+            len += name.len() + 1;
             id = *dir;
             if names.len() > self.model.nodes.len() {
                 return Err(wrong("directories", "a circle", "a tree").into());
             }
+            if len > PATH_LEN_MAX {
+                return Err(LookupError::Unsupported(format!("a path is longer than {PATH_LEN_MAX} bytes")));
+            }
         }
-        Ok(Some(names.into_iter().rev().fold(Vec::new(), |path, name| join(&path, name))))
+        names.reverse();
+        Ok(Some(names.join(&b'/')))
     }
 
     /// All paths of a node.
@@ -291,9 +357,18 @@ impl Part {
         if id == 0 {
             return Ok([Vec::new()].into());
         }
-        let mut out = BTreeSet::new();
-        for (dir, name) in self.places(id) {
-            out.extend(self.dir_path(*dir)?.map(|path| join(&path, name)));
+        let places = self.places(id);
+        if places.len() > NAMES_MAX {
+            return Err(too_many_names());
+        }
+        let (mut out, mut bytes) = (BTreeSet::new(), 0);
+        for (dir, name) in places {
+            let path = self.dir_path(*dir)?.map(|path| join(&path, name));
+            bytes += path.as_ref().map_or(0, Vec::len);
+            out.extend(path);
+            if bytes > NAMES_BYTES_MAX {
+                return Err(too_many_names());
+            }
         }
         Ok(out)
     }
@@ -317,4 +392,8 @@ impl Part {
         }
         Ok(self.dir_path(dir)?.map(|path| names(rest).fold(path, |path, name| join(&path, name))))
     }
+}
+
+fn too_many_names() -> LookupError {
+    LookupError::Unsupported(format!("a file has more than {NAMES_MAX} names, or they are too long"))
 }

@@ -7,16 +7,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
-use oleo_format::Corruption;
-use oleo_format::stream::{COMMAND_HEAD_LEN, Command, CommandHead};
+use oleo_format::stream::{COMMAND_HEAD_LEN, Command, CommandHead, EncodedCompression};
+use oleo_format::{Compression, Corruption};
 
 use super::chain::{Chain, Inode};
 use super::model::{Change, NodeId, Op, Source};
-use super::{LookupError, Places, wrong};
+use super::{LookupError, Places, Steps, wrong};
 use crate::receive::unpack;
-
-/// Steps of finding out where contents are: a file of which more is asked is refused.
-const STEPS_MAX: u64 = 1 << 28;
 
 /// A range of a file that is not zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,21 +90,22 @@ impl Chain {
 
     /// Where the contents of a file are, by their place in it. What is left out is zeros.
     pub(super) fn pieces(&self, inode: &Inode) -> Result<Vec<Piece>, LookupError> {
+        self.pieces_in(inode, 0..self.size(inode), &mut Steps::default())
+    }
+
+    /// The same of a range of it.
+    fn pieces_in(&self, inode: &Inode, range: Range<u64>, steps: &mut Steps) -> Result<Vec<Piece>, LookupError> {
         let mut out = Vec::new();
-        let mut steps = 0u64;
         let mut known = Known::new();
         let ops = Rc::new(self.ops(inode));
-        let wanted = [(0, (self.size(inode), 0))].into();
+        let wanted = [(range.start, (range.end, range.start))].into();
         let mut tasks = vec![Task { upto: ops.len(), ops, wanted }];
         while let Some(Task { ops, upto, mut wanted }) = tasks.pop() {
             for (link, op) in ops[..upto].iter().rev() {
                 if wanted.is_empty() {
                     break;
                 }
-                steps += 1;
-                if steps > STEPS_MAX {
-                    return Err(LookupError::Unsupported("a file is in too many pieces".into()));
-                }
+                steps.take(1)?;
                 match &op.change {
                     Change::Write { at, each, count } => {
                         let end = at + u64::from(*each) * u64::from(*count);
@@ -135,7 +133,7 @@ impl Chain {
                             (from, (from + (range.end - range.start), to))
                         };
                         let wanted = found.into_iter().map(moved).collect();
-                        let ops = self.source_ops(*link, from, &mut known)?;
+                        let ops = self.source_ops(*link, from, &mut known, steps)?;
                         let upto = match from {
                             Source::Here(_) => ops.partition_point(|(l, o)| (*l, o.pos) < (*link, op.pos)),
                             Source::Other(..) => ops.len(),
@@ -155,7 +153,13 @@ impl Chain {
     }
 
     /// What was done to the source of a clone.
-    fn source_ops<'c>(&'c self, link: usize, from: &Source, known: &mut Known<'c>) -> Result<Ops<'c>, LookupError> {
+    fn source_ops<'c>(
+        &'c self,
+        link: usize,
+        from: &Source,
+        known: &mut Known<'c>,
+        steps: &mut Steps,
+    ) -> Result<Ops<'c>, LookupError> {
         let (link, node) = match from {
             Source::Here(id) => (link, (link, *id)),
             Source::Other(uuid, path) => {
@@ -168,9 +172,78 @@ impl Chain {
         if let Some(ops) = known.get(&key) {
             return Ok(ops.clone());
         }
-        let ops = Rc::new(self.ops(&self.inode(link, node)?));
+        let ops = Rc::new(self.ops(&self.inode(link, node, steps)?));
+        steps.take(ops.len() as u64)?;
         known.insert(key, ops.clone());
         Ok(ops)
+    }
+
+    /// A range of what is at a path of the snapshot of a link, zeros behind its end; none if there is nothing.
+    ///
+    /// # Errors
+    /// It cannot be read, or takes too many steps.
+    pub fn read_at(
+        &self,
+        link: usize,
+        path: &[u8],
+        (at, len): (u64, usize),
+        places: &mut dyn Places,
+        steps: &mut Steps,
+    ) -> Result<Option<Vec<u8>>, LookupError> {
+        let Some((inode, pieces)) = self.pieces_at(link, path, at..at.saturating_add(len as u64), steps)? else {
+            return Ok(None);
+        };
+        let size = self.size(&inode);
+        let mut out = vec![0; len];
+        for piece in pieces {
+            self.read_piece(&piece, places, &mut |place, bytes| {
+                let from = (place - at) as usize;
+                out[from..from + bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            })?;
+        }
+        Ok((at < size).then_some(out))
+    }
+
+    /// What a byte of a file in the snapshot of a link is packed in, as the stream has it: how, and all of its bytes. None if it is not packed.
+    ///
+    /// # Errors
+    /// As those of [`Chain::read_at`].
+    pub fn packed_at(
+        &self,
+        link: usize,
+        path: &[u8],
+        at: u64,
+        places: &mut dyn Places,
+        steps: &mut Steps,
+    ) -> Result<Option<(Compression, Vec<u8>)>, LookupError> {
+        let Some((_, pieces)) = self.pieces_at(link, path, at..at.saturating_add(1), steps)? else { return Ok(None) };
+        let Some(Piece { link, from: From::Packed { pos, command_len, .. }, .. }) = pieces.first() else {
+            return Ok(None);
+        };
+        let bytes = places.get(*link, *pos, *command_len)?;
+        let mut found = None;
+        self.each_command(*link, &bytes, |command| {
+            if let Command::EncodedWrite { compression, encryption: 0, data, .. } = command {
+                found = Some((EncodedCompression::from_number(compression)?.kind, data.to_vec()));
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// An inode at a path of the snapshot of a link that is a file, and where a range of it is.
+    fn pieces_at(
+        &self,
+        link: usize,
+        path: &[u8],
+        range: Range<u64>,
+        steps: &mut Steps,
+    ) -> Result<Option<(Inode, Vec<Piece>)>, LookupError> {
+        let Some(inode) = self.at(link, path, steps)? else { return Ok(None) };
+        steps.take(self.ops(&inode).len() as u64)?;
+        let pieces = self.pieces_in(&inode, range, steps)?;
+        Ok(Some((inode, pieces)))
     }
 
     /// A command at a place of a stream.

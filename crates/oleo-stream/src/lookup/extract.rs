@@ -7,7 +7,7 @@ use oleo_format::Timespec;
 use oleo_format::stream::{self, Command};
 use uuid::Uuid;
 
-use super::chain::{Chain, Found, Inode};
+use super::chain::{Chain, Found, Inode, PATH_LEN_MAX};
 use super::model::{Change, FileType, NodeId, Origin, join};
 use super::{LookupError, Places, shown, wrong};
 
@@ -15,8 +15,6 @@ use super::{LookupError, Places, shown, wrong};
 const VERSION: u32 = 2;
 /// Most data in one command.
 const WRITE_LEN: usize = 128 << 10;
-/// How deep directories are followed: as deep as paths go that systems take.
-const PATH_LEN_MAX: usize = 64 << 10;
 /// Zeros that are written in one piece.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 

@@ -147,25 +147,31 @@ pub(super) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 /// Why no index is made: the stream does what its own names do not allow.
-struct Odd;
+pub(super) struct Odd;
+
+/// Files end somewhere.
+fn within(at: u64, len: u64) -> Result<(), Odd> {
+    at.checked_add(len).filter(|end| *end <= i64::MAX as u64).map(drop).ok_or(Odd)
+}
 
 /// A model that grows.
-struct Growing {
-    model: Model,
-    bytes: usize,
+pub(super) struct Growing {
+    pub model: Model,
+    /// What it takes in memory, about.
+    pub bytes: usize,
     /// The path of the last command, and its node.
     last: Option<(Box<[u8]>, NodeId)>,
 }
 
 impl Growing {
-    fn new(version: u32, uuid: Uuid, parent: Option<Uuid>) -> Growing {
+    pub fn new(version: u32, uuid: Uuid, parent: Option<Uuid>) -> Growing {
         let origin = if parent.is_some() {
             Origin::Parent(Box::default())
         } else {
             Origin::New { at: 0, len: 0, kind: FileType::Dir }
         };
         let model = Model { version, uuid, parent, uuids: Vec::new(), nodes: vec![Node::new(origin)] };
-        Growing { model, bytes: 0, last: None }
+        Growing { model, bytes: NODE_BYTES, last: None }
     }
 
     fn node(&mut self, id: NodeId) -> &mut Node {
@@ -259,7 +265,7 @@ impl Growing {
         Ok(())
     }
 
-    fn command(&mut self, command: &Command<'_>, at: u64, len: u32) -> Result<(), Odd> {
+    pub fn command(&mut self, command: &Command<'_>, at: u64, len: u32) -> Result<(), Odd> {
         let op = |change| Op { pos: at, len, change };
         match *command {
             Command::MkFile { path, .. }
@@ -298,12 +304,16 @@ impl Growing {
             Command::Unlink { path } | Command::RmDir { path } => self.remove(path).map(drop),
             Command::Write { path, offset, data } => {
                 let each = u32::try_from(data.len()).map_err(|_| Odd)?;
+                within(offset, each.into())?;
                 self.op(path, op(Change::Write { at: offset, each, count: 1 }))
             }
             Command::EncodedWrite { path, offset, unencoded_file_len: len, .. } => {
+                within(offset, len)?;
                 self.op(path, op(Change::Packed { at: offset, len }))
             }
             Command::Clone { path, offset, len, clone_uuid, clone_path, clone_offset, .. } => {
+                within(offset, len)?;
+                within(clone_offset, len)?;
                 let from = if clone_uuid == self.model.uuid {
                     Source::Here(self.find(clone_path)?)
                 } else {
@@ -317,8 +327,12 @@ impl Growing {
                 };
                 self.op(path, op(Change::Clone { at: offset, len, from, source_at: clone_offset }))
             }
-            Command::Truncate { path, size } => self.op(path, op(Change::Truncate { size })),
+            Command::Truncate { path, size } => {
+                within(size, 0)?;
+                self.op(path, op(Change::Truncate { size }))
+            }
             Command::Fallocate { path, mode, offset, len } => {
+                within(offset, len)?;
                 let grow = mode & KEEP_SIZE == 0;
                 let change = match mode & !KEEP_SIZE {
                     0 if grow => Change::Zeros { at: offset.saturating_add(len), len: 0, grow },

@@ -392,11 +392,17 @@ pub enum ScrubChange {
     Start {
         /// What it is to do.
         want: ScrubWant,
+        /// Where to look for what no copy has: directories, images and streams, for the process that has the volume open.
+        #[serde(default)]
+        from: Vec<Bytes>,
     },
     /// The rest of one that was interrupted.
     Resume {
         /// As for a new one.
         want: ScrubWant,
+        /// Likewise.
+        #[serde(default)]
+        from: Vec<Bytes>,
     },
     /// Cancel it; it can be resumed.
     Cancel,
@@ -411,7 +417,7 @@ impl ScrubChange {
     /// Whether what is bad is overwritten, which needs a file system that may be changed.
     fn heals(&self) -> bool {
         match self {
-            ScrubChange::Start { want } | ScrubChange::Resume { want } => want.repair,
+            ScrubChange::Start { want, .. } | ScrubChange::Resume { want, .. } => want.repair,
             ScrubChange::Cancel | ScrubChange::Limit { .. } => false,
         }
     }

@@ -1,8 +1,8 @@
-//! Bytes from elsewhere for what no copy has: the same file in a directory or in another image.
+//! Bytes from elsewhere for what no copy has: the same file in a directory, in another image, or in streams of snapshots.
 //!
 //! For a bad sector: (1) the files that it is in, and where in them; (2) the same places under the same names in each source; of a compressed extent all of
-//! its bytes, compressed again in every way that we have, since the same bytes are compressed the same way only with the same level. Whether what comes
-//! out belongs there, its checksum decides (`oleo-jobs`). What cannot be read is passed over.
+//! its bytes, compressed again in every way that we have, since the same bytes are compressed the same way only with the same level. Streams may have them
+//! compressed already (`streams`). Whether what comes out belongs there, its checksum decides (`oleo-jobs`). What cannot be read is passed over.
 
 use std::ffi::OsStr;
 use std::fs::File as HostFile;
@@ -13,11 +13,15 @@ use std::path::{Path, PathBuf};
 use oleo_format::{Compression, FileExtent, Key, TreeId, compress};
 use oleo_fs::Fs;
 use oleo_jobs::{Candidates, Referrer, Wanted, referrers_at_commit};
+use oleo_stream::lookup::Steps;
 
+use super::streams::{Made, Offer, StreamFiles, is_stream};
 use crate::{Image, OpenOptions, Result};
 
 /// Places in files that are tried for one sector.
 const PLACES_MAX: usize = 64;
+/// Steps that are taken in streams for one sector: a tenth of a second.
+const STEPS_MAX: u64 = 1 << 24;
 /// Levels of compression that are tried: all that we write with, the usual ones first.
 const LEVELS: [(Compression, &[i32]); 3] = [
     (Compression::Zlib, &[3, 1, 2, 4, 5, 6, 7, 8, 9]),
@@ -28,32 +32,53 @@ const LEVELS: [(Compression, &[i32]); 3] = [
 enum Source {
     Dir(PathBuf),
     Image(Box<Image>),
+    /// All streams: one may be built on another.
+    Streams(Box<StreamFiles>),
 }
 
 /// See the text of the module.
 pub struct Sources(Vec<Source>);
 
 impl Sources {
-    /// Opens directories, and images for reading.
+    /// Opens directories, images for reading, and files with streams of `btrfs send`, of which all are read.
     ///
     /// # Errors
-    /// One is neither.
+    /// One is none of these, or a stream is damaged, or is built on one that is not among them.
     pub fn open(paths: &[PathBuf]) -> Result<Sources> {
-        let open = |path: &PathBuf| match path.is_dir() {
-            true => Ok(Source::Dir(path.clone())),
-            false => Ok(Source::Image(Box::new(Image::open(path, &OpenOptions::default())?))),
-        };
-        Ok(Sources(paths.iter().map(open).collect::<Result<_>>()?))
+        let (mut sources, mut streams) = (Vec::new(), Vec::new());
+        for path in paths {
+            if path.is_dir() {
+                sources.push(Source::Dir(path.clone()));
+            } else if is_stream(path) {
+                streams.push(path);
+            } else {
+                sources.push(Source::Image(Box::new(Image::open(path, &OpenOptions::default())?)));
+            }
+        }
+        if !streams.is_empty() {
+            sources.push(Source::Streams(Box::new(StreamFiles::open(&streams)?)));
+        }
+        Ok(Sources(sources))
     }
 }
 
 impl Source {
+    /// Offers what is at a path; whether it was taken.
+    fn offer(&self, path: &[u8], made: &Made, steps: &mut Steps, take: &mut dyn FnMut(Offer<'_>) -> bool) -> bool {
+        match self {
+            Source::Streams(streams) => streams.offer(path, made, steps, take),
+            _ => self.read(path, made.at, made.len).is_some_and(|bytes| take(Offer::Plain(&bytes))),
+        }
+    }
+
     /// So many bytes of a file from an offset on, zeros behind its end; `None` if it is not there.
     fn read(&self, path: &[u8], at: u64, len: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; len];
         match self {
             Source::Dir(dir) => {
-                let file = HostFile::open(dir.join(Path::new(OsStr::from_bytes(path)))).ok()?;
+                let path = dir.join(Path::new(OsStr::from_bytes(path)));
+                // Whoever opens a pipe waits for its other end.
+                let file = path.is_file().then(|| HostFile::open(path).ok()).flatten()?;
                 let mut done = 0;
                 while done < len {
                     match file.read_at(&mut bytes[done..], at + done as u64).ok()? {
@@ -67,16 +92,9 @@ impl Source {
                 let file = image.open_file(path).ok()?;
                 (file.read_at(&mut bytes, at).ok()? > 0).then_some(bytes)
             }
+            Source::Streams(_) => None,
         }
     }
-}
-
-/// Which bytes of a file a sector is made of.
-struct Made {
-    at: u64,
-    len: usize,
-    /// How they are compressed, and where in that the sector is.
-    packed: Option<(Compression, usize)>,
 }
 
 /// `None`: the file has changed since.
@@ -95,46 +113,57 @@ fn made_of(fs: &Fs, wanted: &Wanted, referrer: &Referrer) -> Option<Made> {
     }
     let len = usize::try_from(wanted.len).ok()?;
     if part.compression == Compression::None {
-        return Some(Made { at: referrer.at, len, packed: None });
+        return Some(Made { at: referrer.at, len, begins: found.offset, packed: None });
     }
     let inside = usize::try_from(wanted.at.0.checked_sub(part.disk_bytenr.0)?).ok()?;
     let ram = usize::try_from(part.ram_bytes.0).ok().filter(|len| *len <= compress::EXTENT_LEN_MAX)?;
-    Some(Made { at: found.offset.checked_sub(part.offset.0)?, len: ram, packed: Some((part.compression, inside)) })
+    let (begins, packed) = (found.offset, Some((part.compression, inside)));
+    Some(Made { at: begins.checked_sub(part.offset.0)?, len: ram, begins, packed })
 }
 
 impl Candidates for Sources {
     fn offer(&self, fs: &Fs, wanted: &Wanted, fits: &mut dyn FnMut(&[u8]) -> bool) {
         let Ok(referrers) = referrers_at_commit(fs, wanted.at) else { return };
+        let mut steps = Steps::new(STEPS_MAX);
         for referrer in referrers.iter().take(PLACES_MAX) {
             let Some(made) = made_of(fs, wanted, referrer) else { continue };
             let inode = fs.subvol(referrer.tree).and_then(|subvol| fs.inode(&subvol, referrer.ino));
             let Ok(names) = inode.and_then(|inode| fs.paths(&inode)) else { continue };
             let below = fs.subvol_info(referrer.tree).map(|info| info.path).unwrap_or_default();
+            let mut take = |offer: Offer<'_>| offer.is_taken(fs, &made, wanted, fits);
             for name in &names {
                 // A source may be of everything, or of the one subvolume.
                 let inside = name.strip_prefix(&*below).map(|rest| rest.strip_prefix(b"/").unwrap_or(rest));
                 let both = [Some(name.as_slice()), inside.filter(|_| referrer.tree != TreeId::FS)];
-                for path in both.into_iter().flatten() {
-                    for source in &self.0 {
-                        if source
-                            .read(path, made.at, made.len)
-                            .is_some_and(|bytes| offer(fs, &made, wanted, bytes, fits))
-                        {
-                            return;
-                        }
-                    }
+                let mut tried = both.into_iter().flatten().flat_map(|path| self.0.iter().map(move |s| (s, path)));
+                if tried.any(|(source, path)| source.offer(path, &made, &mut steps, &mut take)) {
+                    return;
                 }
             }
         }
     }
 }
 
-/// Offers bytes of a file, packed as they are stored; whether they were taken.
-fn offer(fs: &Fs, made: &Made, wanted: &Wanted, bytes: Vec<u8>, fits: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-    let Some((kind, inside)) = made.packed else { return fits(&bytes) };
-    let levels = LEVELS.iter().filter(|(known, _)| *known == kind).flat_map(|(_, levels)| levels.iter());
-    levels.into_iter().any(|level| {
-        let packed = compress(kind, *level, &bytes, fs.engine().sectorsize());
-        packed.and_then(|packed| packed.get(inside..inside + wanted.len as usize).map(&mut *fits)).unwrap_or(false)
-    })
+impl Offer<'_> {
+    /// Offers it as it is stored; whether it was taken.
+    fn is_taken(&self, fs: &Fs, made: &Made, wanted: &Wanted, fits: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        let len = wanted.len as usize;
+        match (self, made.packed) {
+            (Offer::Plain(bytes), None) => fits(bytes),
+            (Offer::Plain(bytes), Some((kind, inside))) => {
+                let levels = LEVELS.iter().filter(|(known, _)| *known == kind).flat_map(|(_, levels)| levels.iter());
+                levels.into_iter().any(|level| {
+                    let packed = compress(kind, *level, bytes, fs.engine().sectorsize());
+                    packed.and_then(|packed| packed.get(inside..inside + len).map(&mut *fits)).unwrap_or(false)
+                })
+            }
+            (Offer::Packed(as_kind, bytes), Some((kind, inside))) if *as_kind == kind => {
+                // Zeros fill the last sector.
+                let mut sector = bytes.get(inside..).unwrap_or_default().to_vec();
+                sector.resize(len, 0);
+                inside < bytes.len() && fits(&sector)
+            }
+            (Offer::Packed(..), _) => false,
+        }
+    }
 }

@@ -51,7 +51,8 @@ impl Args {
             return Ok(());
         };
         if !target.is_mount() {
-            return Err(misuse!("limits are changed on a mount, and {} is an image", self.on.path.display()));
+            let text = "limits are changed on a mount; for an image they are given to `oleo scrub start --limit`";
+            return Err(misuse!("{}: {text}", self.on.path.display()));
         }
         let limits = match self.devid {
             Some(devid) if !shown.paths.iter().any(|(known, _)| known.0 == devid) => {

@@ -153,6 +153,7 @@ pub(super) fn as_json(shown: &ScrubShown) -> serde_json::Value {
         "elapsed_ms": status.elapsed_ms,
         "remaining_ms": status.remaining_ms,
         "limit": status.limit,
+        "limits": status.limits,
         "total": status.total(),
         "devices": status.devices.iter().map(device).collect::<Vec<_>>(),
         "unhealed": shown.unhealed.iter().map(unhealed).collect::<Vec<_>>(),

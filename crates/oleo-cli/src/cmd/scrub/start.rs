@@ -1,11 +1,14 @@
 //! `oleo scrub start` and `resume`
 
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use oleo::ErrorKind;
-use oleo::control::{Reply, Request, ScrubChange, ScrubEnd, ScrubShown, ScrubWant};
+use oleo::control::{Bytes, Reply, Request, ScrubChange, ScrubEnd, ScrubShown, ScrubWant};
+use oleo::device::Place;
 use oleo::format::DevId;
 use oleo::scrub::Scrubber;
 use rustix::io::Errno;
@@ -39,10 +42,6 @@ pub(crate) struct Args {
     /// Ignored: a scrub that was cut short never hinders another.
     #[arg(long, short)]
     force: bool,
-    /// Take what no copy has from here: a directory with the files, or another image. Only what fits the checksum is taken (for
-    /// crc32c, 32 bits decide). May be given several times; for images only.
-    #[arg(long, value_name = "DIR|IMG")]
-    from: Vec<PathBuf>,
 }
 
 /// Resume a scrub that was cancelled or interrupted, by Oleo or btrfs
@@ -74,50 +73,94 @@ struct How {
     /// Only this device; may be given several times.
     #[arg(long, value_name = "N")]
     devid: Vec<u64>,
-    /// Read at most so much a second of all devices together, such as 50M.
-    #[arg(long, value_name = "SIZE", value_parser = args::size)]
-    limit: Option<u64>,
+    /// Read at most so much a second of all devices together, such as 50M; with a device's number before it, of that one, and with
+    /// each before it, of each. May be given several times.
+    #[arg(long, value_name = "[N:|each:]SIZE", value_parser = Limit::parse)]
+    limit: Vec<Limit>,
+    /// Take what no copy has from here: a directory with the files, another image, or a file with streams of btrfs send, of which those that
+    /// another is built on are needed, too. Only what fits the checksum is taken (for crc32c, 32 bits decide). May be given several times.
+    #[arg(long, value_name = "DIR|IMG|STREAM")]
+    from: Vec<PathBuf>,
     /// Show JSON at the end.
     #[arg(long)]
     json: bool,
 }
 
+/// How fast may be read, bytes a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Limit {
+    /// All devices together.
+    Total(u64),
+    /// Each device.
+    Each(u64),
+    /// One.
+    Of(DevId, u64),
+}
+
+impl Limit {
+    fn parse(text: &str) -> Result<Limit, String> {
+        Ok(match text.split_once(':') {
+            None => Limit::Total(args::size(text)?),
+            Some(("each", size)) => Limit::Each(args::size(size)?),
+            Some((devid, size)) => {
+                let devid = devid.parse().map_err(|_| format!("{devid} is neither the number of a device nor each"))?;
+                Limit::Of(DevId(devid), args::size(size)?)
+            }
+        })
+    }
+}
+
 impl How {
-    fn want(&self) -> ScrubWant {
+    /// What is wanted of a volume with these devices.
+    fn want(&self, devices: &[DevId]) -> ScrubWant {
+        let (mut total, mut limits) = (0, BTreeMap::new());
+        let each = self.limit.iter().filter_map(|limit| if let Limit::Each(size) = limit { Some(*size) } else { None });
+        for size in each {
+            limits.extend(devices.iter().map(|devid| (*devid, size)));
+        }
+        for limit in &self.limit {
+            match *limit {
+                Limit::Total(size) => total = size,
+                Limit::Of(devid, size) => drop(limits.insert(devid, size)),
+                Limit::Each(_) => {}
+            }
+        }
         ScrubWant::new()
             .repair(!self.readonly)
             .devices(self.devid.iter().map(|devid| DevId(*devid)).collect())
-            .bytes_per_second(self.limit.unwrap_or_default())
+            .bytes_per_second(total)
+            .limits(limits)
+    }
+
+    /// Where to look for what no copy has, for whoever has the volume open.
+    fn places(&self) -> anyhow::Result<Vec<Bytes>> {
+        let place = |path: &PathBuf| {
+            let is_file = Place::parse(path)?.is_file();
+            let path = if is_file { std::path::absolute(path)? } else { path.clone() };
+            Ok(path.as_os_str().as_bytes().into())
+        };
+        self.from.iter().map(place).collect()
     }
 }
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let change = ScrubChange::Start { want: self.how.want() };
-        follow(&self.on, &self.how, out, change, &self.from)
+        follow(&self.on, &self.how, out, false)
     }
 }
 
 impl Resume {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let change = ScrubChange::Resume { want: self.how.want() };
-        follow(&self.on, &self.how, out, change, &[])
+        follow(&self.on, &self.how, out, true)
     }
 }
 
 /// Has a scrub begin or go on, and stays until its end where that is wanted.
-fn follow(on: &VolumeArg, how: &How, out: &Out, change: ScrubChange, from: &[PathBuf]) -> anyhow::Result<()> {
+fn follow(on: &VolumeArg, how: &How, out: &Out, is_resumed: bool) -> anyhow::Result<()> {
     let target = open(on, if how.readonly { Access::Read } else { Access::Write })?;
-    let is_resumed = matches!(change, ScrubChange::Resume { .. });
-    match &target {
-        Target::Image { image, .. } if !from.is_empty() => {
-            image.scrubber().ask(std::sync::Arc::new(oleo::scrub::Sources::open(from)?));
-        }
-        Target::Mount { .. } if !from.is_empty() => {
-            return Err(crate::out::misuse!("--from needs an image, and {} is a mount", on.path.display()));
-        }
-        _ => {}
-    }
+    let devices: Vec<DevId> = look(on, &target, false)?.paths.into_iter().map(|(devid, _)| devid).collect();
+    let (want, from) = (how.want(&devices), how.places()?);
+    let change = if is_resumed { ScrubChange::Resume { want, from } } else { ScrubChange::Start { want, from } };
     let number = match on.ask(&target, Request::Scrub { change }) {
         Ok(Reply::Number(number)) => number,
         Ok(other) => return target::unexpected(other),
@@ -216,5 +259,32 @@ fn print_end(on: &VolumeArg, how: &How, out: &Out, shown: &ScrubShown) -> anyhow
             Err(Said(ErrorKind::Refusal, text).into())
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a limit is of all devices, of each, or of one, which counts before that of each.
+    #[test]
+    fn limits() {
+        let how = |texts: &[&str]| How {
+            readonly: false,
+            foreground: false,
+            per_device: false,
+            raw: false,
+            devid: Vec::new(),
+            limit: texts.iter().map(|text| Limit::parse(text).unwrap()).collect(),
+            from: Vec::new(),
+            json: false,
+        };
+        let want = how(&["2:1K", "50M", "each:1M"]).want(&[DevId(1), DevId(2)]);
+        assert_eq!(want.bytes_per_second, 50 << 20);
+        assert_eq!(want.limits, BTreeMap::from([(DevId(1), 1 << 20), (DevId(2), 1 << 10)]));
+        assert_eq!(how(&[]).want(&[DevId(1)]), ScrubWant::new());
+        for text in ["", "x", "1:", "1:x", "every:1M", ":1M", "each:"] {
+            assert!(Limit::parse(text).is_err(), "{text}");
+        }
     }
 }

@@ -1,22 +1,38 @@
 //! Requests about scrub.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use crate::Image;
+use crate::control::bytes::Bytes;
 use crate::control::error::Error;
 use crate::control::reply::{Reply, ScrubShown};
 use crate::control::request::ScrubChange;
+use crate::scrub::{Candidates, Sources};
 
 /// Carries a change out, or leaves it to whoever runs scrubs.
 pub(super) fn change(image: &Image, change: ScrubChange) -> Result<Reply, Error> {
     let scrubber = image.scrubber();
     Ok(match change {
-        ScrubChange::Start { want } => Reply::Number(scrubber.start(want)?),
-        ScrubChange::Resume { want } => Reply::Number(scrubber.resume(want)?),
+        ScrubChange::Start { want, from } => Reply::Number(scrubber.start_from(want, sources(&from)?)?),
+        ScrubChange::Resume { want, from } => Reply::Number(scrubber.resume_from(want, sources(&from)?)?),
         ScrubChange::Cancel => scrubber.cancel().map(|()| Reply::Done)?,
         ScrubChange::Limit { limits } => {
             limits.into_iter().for_each(|(device, bytes_per_second)| scrubber.limit(device, bytes_per_second));
             Reply::Done
         }
     })
+}
+
+/// Who has what no copy has.
+fn sources(from: &[Bytes]) -> Result<Option<Arc<dyn Candidates>>, Error> {
+    if from.is_empty() {
+        return Ok(None);
+    }
+    let paths: Vec<PathBuf> = from.iter().map(|path| OsStr::from_bytes(&path.0).into()).collect();
+    Ok(Some(Arc::new(Sources::open(&paths)?)))
 }
 
 /// How it is, with the files that could not be healed if they are wanted.
