@@ -210,7 +210,8 @@ impl Server {
             Request::Mounted => {
                 let (attached, unwritten) = self.ending().shown();
                 let dir = self.dir().map_or(&[][..], |dir| dir.as_os_str().as_bytes()).into();
-                Ok(Reply::Mounted(Box::new(MountShown { dir, attached, unwritten })))
+                let seed = self.image().is_seed();
+                Ok(Reply::Mounted(Box::new(MountShown { dir, attached, unwritten, seed })))
             }
             // The caller of unmount waits, without blocking others.
             Request::Finish => self.ending().wait().map(|()| Reply::Done),

@@ -99,14 +99,34 @@ impl Image {
         let mut options = options.clone().access(Access::Write);
         options.sprout = Some(options.fs.uuids.fresh());
         let image = Image::open(seed, &options)?;
-        image.device_add(name, add)?;
+        image.grow_into(name.as_ref(), add)?;
+        Ok(image)
+    }
+
+    /// The same of this image, which is a seed and stays what it is, for reading: a mount shows it as before.
+    ///
+    /// # Errors
+    /// As [`Image::sprout`].
+    pub fn sprout_beside(&self, name: impl AsRef<Path>, add: &AddOptions) -> Result<Image> {
+        let mut options = OpenOptions::default().access(Access::Write);
+        options.sprout = Some(options.fs.uuids.fresh());
+        let volume = self.volume();
+        let devices = volume.devices().iter().filter_map(|info| volume.device(info.devid)).collect();
+        let image = Image::from_devices(devices, &options)?;
+        image.grow_into(name.as_ref(), add)?;
+        Ok(image)
+    }
+
+    /// Gives a volume that is being made of a seed its own device.
+    fn grow_into(&self, name: &Path, add: &AddOptions) -> Result<()> {
+        self.device_add(name, add)?;
         // The superblock names the chunks of the chunk tree, and the kernel looks at it before it has the seed: none may be there.
-        let volume = image.volume();
+        let volume = self.volume();
         let is_wanted = |chunk: &ChunkMap| chunk.flags.contains(BlockGroupFlags::SYSTEM) && volume.is_on_seed(chunk);
         for chunk in volume.chunks().iter().filter(|chunk| is_wanted(chunk)) {
-            image.fs().engine().relocate_group(chunk.start, &|_| true).map_err(oleo_fs::FsError::from)?;
+            self.fs().engine().relocate_group(chunk.start, &|_| true).map_err(oleo_fs::FsError::from)?;
         }
-        Ok(image)
+        Ok(())
     }
 
     /// Whether it is a seed, which others are made of.

@@ -258,3 +258,48 @@ fn of_a_seed() {
     kernel_carries_on(oracle, dir, &["new"], &["one", "two", "three"], "without the seed");
     fails_with(dir, 1, &["mkdir", "seed", "d"]);
 }
+
+/// Goal: a device that is added to a mount of a seed becomes a new volume; the mount goes on showing the seed, which stays as it is, and the command says what to do
+/// next, which works: the new volume is mounted, written, and loses the seed.
+#[test]
+fn of_a_mounted_seed() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "600M", "-d", "single", "-m", "dup", "seed"]);
+    fill(dir, &["seed"], &["one", "two"]);
+    oleo_sim::oracle::run("btrfstune", ["-S", "1", &dir.join("seed").display().to_string()]).unwrap();
+    let before = fs::read(dir.join("seed")).unwrap();
+    files(dir, &["new", "more"], 700 << 20);
+    let at = scratch.dir("m").unwrap();
+    ok(dir, &["mount", "-o", "ro", "seed", "m"]);
+    let unmount = Unmount(dir);
+    assert!(fails_with(dir, 2, &["device", "add", "new", "more", "m"]).contains("add one device"));
+    assert!(fails_with(dir, 1, &["device", "add", "seed", "m"]).contains("device of the volume already"));
+    let said = ok(dir, &["device", "add", "new", "m"]);
+    let seed = dir.join("seed").display().to_string();
+    let next = format!("oleo unmount m && oleo mount new {seed} m");
+    assert!(said.contains(&next), "{said}");
+    assert!(fs::read(at.join("one")).unwrap() == noise("one", LEN), "the mount shows the seed");
+    assert!(fs::create_dir(at.join("d")).is_err());
+    assert!(fails_with(dir, 1, &["device", "add", "new", "m"]).contains("overwrite"), "it holds the new volume");
+    ok(dir, &["unmount", "m"]);
+    ok(dir, &["mount", "new", &seed, "m"]);
+    fs::write(at.join("three"), noise("three", LEN)).unwrap();
+    ok(dir, &["device", "add", "more", "m"]);
+    ok(dir, &["device", "remove", "1", "m"]);
+    fs::write(at.join("four"), noise("four", LEN)).unwrap();
+    drop(unmount);
+    assert!(fs::read(dir.join("seed")).unwrap() == before, "the seed stays as it is");
+    kernel_carries_on(oracle, dir, &["new", "more"], &["one", "two", "three", "four"], "without the seed");
+}
+
+struct Unmount<'a>(&'a Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        if !run(self.0, &["unmount", "m"]).status.success() {
+            let _gone = std::process::Command::new("umount").arg("-l").arg(self.0.join("m")).status();
+        }
+    }
+}

@@ -106,6 +106,9 @@ pub struct MountShown {
     pub attached: bool,
     /// Why not everything could be written at the end, and is kept.
     pub unwritten: Option<String>,
+    /// It is a seed, which other volumes are made of.
+    #[serde(default)]
+    pub seed: bool,
 }
 
 /// A scrub.

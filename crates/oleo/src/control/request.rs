@@ -287,12 +287,13 @@ impl Request {
             | Request::Trim { .. }
             | Request::QuotaChange { .. }
             | Request::Balance { .. }
-            | Request::Device { .. }
             | Request::Reclaim { .. }
             | Request::SetLabel { .. }
             | Request::DeviceErrors { reset: true }
             | Request::PropertySet { .. } => true,
             Request::Scrub { change } => change.heals(),
+            // What is made of a seed is another volume.
+            Request::Device { change } => !matches!(change, DeviceChange::Sprout { .. }),
             Request::SubvolList
             | Request::SubvolShow { .. }
             | Request::GetDefault
@@ -333,6 +334,15 @@ pub enum DeviceChange {
     /// Makes one part of the volume. Answer: [`Reply::Number`](super::Reply::Number), the number that it has.
     Add {
         /// Where it is, for the process that has the volume open.
+        place: String,
+        /// Overwrite what it holds.
+        force: bool,
+        /// Discard all of it first.
+        discard: bool,
+    },
+    /// Makes a new volume of this one, which is a seed and stays as it is. Answer: [`Reply::Done`](super::Reply::Done).
+    Sprout {
+        /// Where the new device is, for the process that has the volume open.
         place: String,
         /// Overwrite what it holds.
         force: bool,

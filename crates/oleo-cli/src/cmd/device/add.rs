@@ -13,7 +13,8 @@ use crate::target::{Access, Target, VolumeArg, answer, mount_of};
 /// Add devices to a volume
 ///
 /// From then on the volume cannot be opened without them. What is there stays where it is; `oleo balance start` spreads it. With a seed,
-/// the first device becomes a new volume that is made of it; `oleo device remove` of the seed makes it whole by itself.
+/// the first device becomes a new volume that is made of it; `oleo device remove` of the seed makes it whole by itself. A mount of a seed goes on showing
+/// the seed: unmount it, and mount the new volume, to write.
 #[derive(clap::Args)]
 #[command(override_usage = "oleo device add [OPTIONS] DEVICE... IMG|PATH")]
 pub(crate) struct Args {
@@ -47,12 +48,30 @@ impl Args {
             }
             None => self.on.open(Access::Write)?,
         };
+        if target.is_mount() && answer!(target.ask(Request::Mounted)?, Reply::Mounted(shown) => shown.seed)? {
+            return self.sprout_beside(&target, out);
+        }
         for new in new {
             let change = DeviceChange::Add { place: absolute(new)?, force: self.force, discard: !self.no_discard };
             let devid = answer!(target.ask(Request::Device { change })?, Reply::Number(devid) => devid)?;
             out.note(format!("{}: {} is device {devid}", self.on.path.display(), new.display()));
         }
         Ok(target.close()?)
+    }
+
+    /// Makes a new volume of the seed that a mount shows.
+    fn sprout_beside(&self, mount: &Target, out: &Out) -> anyhow::Result<()> {
+        let [new] = &self.new[..] else {
+            return Err(misuse!("a seed is mounted: add one device, mount the new volume, then add the others to it"));
+        };
+        let usage = answer!(mount.ask(Request::Usage)?, Reply::Usage(usage) => usage)?;
+        let change = DeviceChange::Sprout { place: absolute(new)?, force: self.force, discard: !self.no_discard };
+        mount.ask(Request::Device { change })?;
+        let seeds: Vec<String> = usage.devices.iter().map(|device| device.path.display().to_string()).collect();
+        let (dir, new) = (self.on.path.display(), new.display());
+        out.note(format!("{new} is a new volume made of what is mounted on {dir}, which goes on showing the seed"));
+        out.note(format!("to write: oleo unmount {dir} && oleo mount {new} {} {dir}", seeds.join(" ")));
+        Ok(())
     }
 
     /// The image, if it is a seed.

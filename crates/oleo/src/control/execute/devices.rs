@@ -14,6 +14,11 @@ pub(super) fn change(image: &Image, change: DeviceChange) -> Result<Reply, Error
             let options = AddOptions::default().force(force).discard(discard);
             Reply::Number(image.device_add(Path::new(&place), &options)?.0)
         }
+        DeviceChange::Sprout { place, force, discard } => {
+            let options = AddOptions::default().force(force).discard(discard);
+            image.sprout_beside(Path::new(&place), &options)?.close()?;
+            Reply::Done
+        }
         DeviceChange::Remove { which, avoid_reading } => {
             Reply::DeviceRemoved(image.device_remove(&which, avoid_reading)?)
         }
