@@ -14,6 +14,9 @@ const PAGE_BYTES: u64 = 128 << 10;
 /// Pages that are kept: 32 MiB of each file.
 const PAGES: u64 = 256;
 
+/// The number of a page, and its bytes.
+type Page = (u64, Box<[u8]>);
+
 /// Reads a slice of a file into a buffer, whole.
 pub trait ReadSlice: Send + Sync {
     /// From this byte on.
@@ -29,7 +32,7 @@ pub struct Slices<R> {
     len: u64,
     file: R,
     /// A page stands at its number, modulo their count.
-    pages: Mutex<rank::SlicePages, Vec<Option<(u64, Box<[u8]>)>>>,
+    pages: Mutex<rank::SlicePages, Vec<Option<Page>>>,
 }
 
 impl<R: ReadSlice> Slices<R> {
