@@ -19,7 +19,6 @@ pub use oleo_mkfs::MkfsError;
 pub use oleo_nbd::NbdError;
 #[cfg(feature = "remote")]
 pub use oleo_remote::RemoteError;
-#[cfg(feature = "remote")]
 pub use oleo_stream::lookup::LookupError;
 pub use oleo_stream::receive::{ApplyError, ReceiveError};
 pub use oleo_stream::{SendError, StreamError};
@@ -110,8 +109,7 @@ pub enum Error {
     /// A stream was not made.
     #[error(transparent)]
     Send(Box<SendError>),
-    /// A file of a snapshot on a store was not found or not read.
-    #[cfg(feature = "remote")]
+    /// A file of a snapshot in a chain of streams was not found or not read.
     #[error(transparent)]
     Lookup(Box<LookupError>),
     /// A request to an open file system was not carried out.
@@ -272,7 +270,6 @@ impl Classified for Error {
             Error::Job(error) => error.class(),
             Error::Receive(error) => error.class(),
             Error::Send(error) => error.class(),
-            #[cfg(feature = "remote")]
             Error::Lookup(error) => error.class(),
             Error::Control(error) => error.class(),
         }
@@ -298,11 +295,11 @@ oleo_format::error_from!(Error { Nbd(oleo_nbd::NbdError), });
 #[cfg(feature = "remote")]
 oleo_format::error_from!(Error { Remote(oleo_remote::RemoteError), });
 
-#[cfg(feature = "remote")]
 impl From<LookupError> for Error {
     fn from(error: LookupError) -> Error {
         match error {
             // What reads streams of stores fails as stores do.
+            #[cfg(feature = "remote")]
             LookupError::Read(error) => match error.downcast::<RemoteError>() {
                 Ok(error) => Error::Remote(error),
                 Err(error) => Error::Lookup(Box::new(LookupError::Read(error))),
