@@ -232,16 +232,21 @@ fn killed() {
     assert!(cut_short > 0, "none was cut short: this shows nothing");
 }
 
+/// Makes a seed with files `one` and `two`; its bytes.
+fn make_seed(dir: &Path) -> Vec<u8> {
+    ok(dir, &["mkfs", "--size", "600M", "-d", "single", "-m", "dup", "seed"]);
+    fill(dir, &["seed"], &["one", "two"]);
+    oleo_sim::oracle::run("btrfstune", ["-S", "1", &dir.join("seed").display().to_string()]).unwrap();
+    fs::read(dir.join("seed")).unwrap()
+}
+
 /// Goal: a volume is made of a seed, which stays as it is; both are read together, by the kernel, too; without the seed, when it is removed.
 #[test]
 fn of_a_seed() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let dir = scratch.path();
-    ok(dir, &["mkfs", "--size", "600M", "-d", "single", "-m", "dup", "seed"]);
-    fill(dir, &["seed"], &["one", "two"]);
-    oleo_sim::oracle::run("btrfstune", ["-S", "1", &dir.join("seed").display().to_string()]).unwrap();
-    let before = fs::read(dir.join("seed")).unwrap();
+    let before = make_seed(dir);
     files(dir, &["new"], 700 << 20);
     ok(dir, &["device", "add", "new", "seed"]);
     assert!(fs::read(dir.join("seed")).unwrap() == before, "the seed stays as it is");
@@ -266,10 +271,7 @@ fn of_a_mounted_seed() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let dir = scratch.path();
-    ok(dir, &["mkfs", "--size", "600M", "-d", "single", "-m", "dup", "seed"]);
-    fill(dir, &["seed"], &["one", "two"]);
-    oleo_sim::oracle::run("btrfstune", ["-S", "1", &dir.join("seed").display().to_string()]).unwrap();
-    let before = fs::read(dir.join("seed")).unwrap();
+    let before = make_seed(dir);
     files(dir, &["new", "more"], 700 << 20);
     let at = scratch.dir("m").unwrap();
     ok(dir, &["mount", "-o", "ro", "seed", "m"]);

@@ -19,6 +19,7 @@ use crate::{Error, Result};
 
 /// What the indexes of all streams may take in memory: of about three million files.
 const INDEX_BYTES_MAX: usize = 1 << 30;
+
 /// See the text of the module.
 pub(super) struct StreamFiles {
     chain: Chain,
