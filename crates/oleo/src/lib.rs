@@ -164,7 +164,6 @@ mod image;
 pub mod inspect;
 pub mod layers;
 mod log;
-pub mod memory;
 pub mod mkfs;
 mod notices;
 mod ops;

@@ -57,7 +57,7 @@ pub struct OpenOptions {
     /// Leave a volume without free-space tree as it is. Without this, one that has a cache of free space of version 1, or a tree that is marked as
     /// not valid, gets a free-space tree when it is opened for changes, unless it is nearly full.
     pub keep_space_cache: bool,
-    /// Bytes of tree blocks to keep in memory; by default as much as [`memory::cache_bytes`](crate::memory::cache_bytes) says: 1/32 of the machine's, 64 to 256 MiB.
+    /// Bytes of tree blocks to keep in memory.
     pub cache_bytes: usize,
     /// How devices are reached that are no files of this machine.
     pub places: PlaceOptions,
@@ -84,7 +84,7 @@ impl Default for OpenOptions {
             no_log_replay: false,
             wipe_stripe_records: false,
             keep_space_cache: false,
-            cache_bytes: crate::memory::cache_bytes(),
+            cache_bytes: 64 << 20,
             places: PlaceOptions::default(),
             fs: FsOptions::default(),
             sprout: None,
