@@ -17,7 +17,7 @@
 //! Trust: indexes and streams may be anything. Counts are compared with what is there before memory is taken, paths are
 //! walked by names, every step leads to an earlier stream or an earlier place in one, and steps are bounded ([`Steps`]).
 //!
-//! Of streams that lie in files, and have no index, [`scan`] makes it of all subvolumes that a file has; of these any moment of a file can be
+//! Of streams that lie in files, and have no index, [`scan()`] makes it of all subvolumes that a file has; of these any moment of a file can be
 //! read ([`Chain::read_at`]), and what of it is packed, as it is stored ([`Chain::packed_at`]).
 //!
 //! Not supported, and refused when a file needs it: streams without data, fallocate that moves data.
