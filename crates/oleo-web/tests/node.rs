@@ -5,12 +5,16 @@
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{PoisonError, RwLock};
 
 use oleo::Image;
 use oleo_sim::oracle;
 use oleo_sim::rng::Rng;
 use oleo_sim::rot::Rot;
 use serde_json::{Value, json};
+
+/// Held to read by whoever keeps processors busy, to write by whoever measures them.
+static BUSY: RwLock<()> = RwLock::new(());
 
 /// How often speed is measured, until it suffices once: others may use the machine.
 const TRIES_MAX: usize = 5;
@@ -47,6 +51,7 @@ fn sha256(path: &Path) -> String {
 /// it reads them; space is taken first so that data lies beyond 4 GiB.
 #[test]
 fn reads_what_the_kernel_reads() {
+    let _busy = BUSY.read().unwrap_or_else(PoisonError::into_inner);
     let (Some(wasm), Some(oracle)) = (compiled(), oracle::oracle()) else { return };
     let scratch = oracle.scratch().unwrap();
     let text: Vec<u8> = (0..150_000).flat_map(|n| format!("line {n} of a text\n").into_bytes()).collect();
@@ -100,6 +105,7 @@ fn reads_what_the_kernel_reads() {
 /// Goal: a directory of 100 000 entries is listed within a second, a file read with 100 MB/s or more, in bounded memory, and opening reads next to nothing.
 #[test]
 fn soon_enough() {
+    let _busy = BUSY.write().unwrap_or_else(PoisonError::into_inner);
     let Some(wasm) = compiled() else { return };
     let scratch = oracle::Scratch::new().unwrap();
     let path = scratch.path().join("disk.img");
@@ -132,6 +138,7 @@ fn soon_enough() {
 /// Goal: what is no volume, or not all of one, is said in words; nothing of it is guessed. Method: other files, a volume that is cut short, one of two devices, bytes that are not what they were.
 #[test]
 fn what_is_not_whole() {
+    let _busy = BUSY.read().unwrap_or_else(PoisonError::into_inner);
     let Some(wasm) = compiled() else { return };
     let scratch = oracle::Scratch::new().unwrap();
     let path = scratch.path().join("disk.img");
@@ -177,6 +184,7 @@ fn what_is_not_whole() {
 /// Goal: of a mirror one device suffices, and the page is told that another is missing; of stripes it does not, and the page is told.
 #[test]
 fn one_of_two() {
+    let _busy = BUSY.read().unwrap_or_else(PoisonError::into_inner);
     let (Some(wasm), Some(oracle)) = (compiled(), oracle::oracle()) else { return };
     let scratch = oracle.scratch().unwrap();
     for profile in ["raid1", "raid0"] {
@@ -198,6 +206,7 @@ fn one_of_two() {
 /// trap ends node with a code of its own.
 #[test]
 fn hostile() {
+    let _busy = BUSY.read().unwrap_or_else(PoisonError::into_inner);
     let Some(wasm) = compiled() else { return };
     let scratch = oracle::Scratch::new().unwrap();
     let path = scratch.path().join("disk.img");
