@@ -4,6 +4,7 @@
 //! - `cargo xtask circles [CRATE]`: draws which files of a crate use each other in a circle, for `dot`; see [`tidy`].
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
 //! - `cargo xtask crash --states N --seed S`: more crash states than CI verifies; see [`crash`].
+//! - `cargo xtask foreign [--check]`: the library on Windows and macOS; see [`foreign`].
 //! - `cargo xtask guest`: a kernel in a virtual machine verifies network block devices; see [`guest`].
 //! - `cargo xtask locking`: writes the tables of `docs/locking.md` from the ranks of the locks; see [`locking`].
 //! - `cargo xtask nightly`: every proof that takes too long for CI; see [`nightly`].
@@ -20,6 +21,7 @@ use anyhow::{Context, Result, bail};
 
 mod ci;
 mod crash;
+mod foreign;
 mod guest;
 mod locking;
 mod nightly;
@@ -48,6 +50,7 @@ fn run() -> Result<()> {
         Some("circles") => tidy::circles(root, &args[1..]),
         Some("ci") => ci::run(root, &args[1..]),
         Some("crash") => crash::run(root, &args[1..]),
+        Some("foreign") => foreign::run(root, &args[1..]),
         Some("guest") => guest::run(root, &args[1..]),
         Some("locking") => locking::run(root),
         Some("nightly") => nightly::run(root, &args[1..]),
@@ -57,7 +60,7 @@ fn run() -> Result<()> {
         Some("stores") => stores::run(root, &args[1..]),
         Some("web") => web::run(root, &args[1..]),
         _ => bail!(
-            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask remote … | cargo xtask soak … | cargo xtask stores … | cargo xtask web",
+            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask foreign [--check] | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask remote … | cargo xtask soak … | cargo xtask stores … | cargo xtask web",
             ci::names().join("|")
         ),
     }

@@ -1,13 +1,13 @@
 //! `cargo xtask nightly`: the proofs that take too long for CI, in release: every `#[ignore]`d test, except those that
-//! prove nothing by themselves; the count of stores to lines that threads share (`oleo-bench shared-lines`); and volumes on servers
-//! that take minutes to install (`cargo xtask stores`).
+//! prove nothing by themselves; the count of stores to lines that threads share (`oleo-bench shared-lines`); the library on other systems
+//! (`cargo xtask foreign`); and volumes on servers that take minutes to install (`cargo xtask stores`).
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{guest, stores};
+use crate::{foreign, guest, stores, web};
 
 /// Ignored tests that prove nothing by themselves, by a part of their names: bodies of processes that other tests start,
 /// and those that need a file or a checkout of others.
@@ -31,6 +31,8 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         bail!("usage: cargo xtask nightly");
     }
     guest::prepare(root)?;
+    // Tests look at the page.
+    web::run(root, &[])?;
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--ignored"]);
     for name in NOT_PROOFS {
@@ -41,11 +43,13 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
     let mut count = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     count.args(["run", "--release", "--locked", "-p", "oleo-bench", "--", "shared-lines"]).current_dir(root);
     let counted = count.status().context("cannot run cargo")?.success();
-    let stores = stores::run(root, &[]);
-    if let Err(e) = &stores {
-        eprintln!("stores: {e:#}");
+    let others = [("foreign", foreign::run(root, &[])), ("stores", stores::run(root, &[]))];
+    for (name, result) in &others {
+        if let Err(e) = result {
+            eprintln!("{name}: {e:#}");
+        }
     }
-    if !passed || !counted || stores.is_err() {
+    if !passed || !counted || others.iter().any(|(_, result)| result.is_err()) {
         bail!("a long proof failed");
     }
     Ok(())

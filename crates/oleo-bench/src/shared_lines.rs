@@ -48,7 +48,7 @@ const SITES: usize = 14;
 const KINDS: &[(&str, f64)] = &[
     ("name looked up, attributes read", 0.1),
     ("item read from its tree", 0.1),
-    ("8 KiB read from the device", 11.0),
+    ("8 KiB read from the device", 5.0),
     ("file created", 4.6),
     ("8 KiB written into memory", 1.7),
     ("file without changes flushed", f64::INFINITY),

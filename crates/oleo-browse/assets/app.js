@@ -6,6 +6,7 @@
 const source = typeof oleo !== "undefined" ? oleo : {
   fetch: (address, options) => fetch(address, options),
   link: (a, address) => { a.href = address; return a; },
+  page: (a) => a,
   picture: (img, address) => { img.src = address; },
   whenOpened: (call) => call(),
 };
@@ -269,9 +270,10 @@ async function begin() {
   $("facts").textContent = human(info.total) + (info.available === null ? "" : ", " + human(info.available) + " available") + "; UUID " + info.uuid + ", generation " + info.generation
     + (info.missing ? "; " + info.missing + " of " + info.devices + " devices are missing" : "")
     + (info.cut_short && info.cut_short.length ? "; cut short, so that not everything can be read: " + info.cut_short.join(", ") : "")
-    + (info.log ? "; it was not unmounted: what was synced since the last commit is not shown" : "");
+    + (info.unapplied ? "; what was synced since the last commit is not shown: " + info.unapplied : "");
   offers = info.offers;
   $("maps").hidden = !offers.includes("maps");
+  for (const a of document.querySelectorAll("#maps a")) source.page(a, failed);
   $("damage").hidden = !offers.includes("check");
   $("subvolumes").replaceChildren();
   for (const select of ["old", "new"]) $(select).replaceChildren();

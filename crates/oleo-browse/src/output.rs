@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde_json::Value;
 
 /// What a reply is written to. Fails when nobody reads any more.
-pub trait Output: Write {
+pub trait Output: Write + Send {
     /// Whether somebody still reads.
     fn is_read(&self) -> bool;
 

@@ -35,6 +35,11 @@ impl Reply {
         Reply { kind: "application/json", raw: None, content: Content::Whole(bytes) }
     }
 
+    /// What is made here, to be shown.
+    pub fn shown(kind: &'static str, text: String) -> Reply {
+        Reply { kind, raw: None, content: Content::Whole(text.into_bytes()) }
+    }
+
     /// Values, one a line, as they are found.
     pub fn lines(write: impl FnOnce(&mut dyn Output) -> io::Result<()> + Send + 'static) -> Reply {
         Reply { kind: "application/x-ndjson", raw: None, content: Content::Written(Box::new(write), None) }

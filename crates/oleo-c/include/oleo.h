@@ -13,6 +13,22 @@ typedef uint64_t oleo_image;
 typedef uint64_t oleo_file;
 typedef uint64_t oleo_dir;
 typedef uint64_t oleo_subvolumes;
+typedef uint64_t oleo_findings;
+
+// Of a check: read and verify the contents of files, too, on every copy. In addition to OLEO_OPEN_DEGRADED.
+#define OLEO_CHECK_DATA (1 << 16)
+
+// A finding has a tree.
+#define OLEO_AT_TREE 1
+
+// A finding has an address.
+#define OLEO_AT_BLOCK 2
+
+// A finding has a key.
+#define OLEO_AT_KEY 4
+
+// A finding has a device.
+#define OLEO_AT_DEVICE 8
 
 // Flag of an extent: something else refers to it, too.
 #define OLEO_EXTENT_SHARED 1
@@ -47,8 +63,45 @@ typedef uint64_t oleo_subvolumes;
 // The last name of a path may be a symbolic link that is meant itself.
 #define OLEO_NOFOLLOW 1
 
+// An attribute that is set must not be there.
+#define OLEO_XATTR_CREATE 2
+
+// An attribute that is set must be there.
+#define OLEO_XATTR_REPLACE 4
+
 // A snapshot, or a subvolume, refuses changes.
 #define OLEO_READ_ONLY 1
+
+// Something that is not as it should be.
+struct oleo_finding {
+  // 1: a warning, without consequence; 2: an error.
+  uint32_t severity;
+  // Which of the places below are known: OLEO_AT_TREE and so on.
+  uint32_t places;
+  // The number of the tree.
+  uint64_t tree;
+  // The logical address of the tree block or extent.
+  uint64_t block;
+  // The number of the device.
+  uint64_t device;
+  // The key of the item: the number of the object.
+  uint64_t key_objectid;
+  // The key of the item: the offset.
+  uint64_t key_offset;
+  // The key of the item: the type.
+  uint32_t key_type;
+  // Zero.
+  uint32_t reserved_key;
+  // What kind of finding, such as "data-checksum"; names never change. Texts end in a zero byte, and stay until the next call with the
+  // same list.
+  const char *kind;
+  // What is there.
+  const char *have;
+  // What should be there.
+  const char *want;
+  // Zeros.
+  uint64_t reserved[4];
+};
 
 // A time.
 struct oleo_time {
@@ -185,6 +238,27 @@ struct oleo_subvolume {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Checks a volume that nobody uses meanwhile, on all its devices; `offset` is where in the first one the image begins. Nothing is changed.
+// How many findings there are, 0 if it is sound, or a negative errno if it cannot be checked. A list of them goes to `out`, which may be
+// null: of each kind at most 100.
+//
+// # Safety
+// `names` has `count` texts, each ending in a zero byte; `out` is null or has room for a handle.
+int64_t oleo_check(const char *const *names,
+                   size_t count,
+                   uint32_t flags,
+                   uint64_t offset,
+                   oleo_findings *out);
+
+// The next finding: 1 if there is one, 0 at the end, or a negative errno.
+//
+// # Safety
+// `out` has room for it.
+int oleo_findings_next(oleo_findings findings, struct oleo_finding *out);
+
+// Gives a list of findings up.
+int oleo_findings_close(oleo_findings findings);
 
 // What went wrong in the last call of this thread that returned a negative number. Empty before the first. It stays until the next
 // such call of this thread.
@@ -333,6 +407,35 @@ int64_t oleo_getxattr(oleo_image image,
                       uint32_t flags,
                       uint8_t *buffer,
                       size_t len);
+
+// The names of all extended attributes, each ending in a zero byte: how many bytes they have together, or a negative errno. The buffer is
+// as for oleo_readlink, `flags` as for oleo_stat.
+//
+// # Safety
+// `path` ends in a zero byte; `buffer` has room for `len` bytes.
+int64_t oleo_listxattr(oleo_image image,
+                       const char *path,
+                       uint32_t flags,
+                       uint8_t *buffer,
+                       size_t len);
+
+// Sets an extended attribute to `len` bytes. `flags` is 0, or OLEO_NOFOLLOW, OLEO_XATTR_CREATE (-EEXIST if it is there), OLEO_XATTR_REPLACE
+// (-ENODATA if it is not).
+//
+// # Safety
+// `path` and `name` end in a zero byte; `value` has `len` bytes.
+int oleo_setxattr(oleo_image image,
+                  const char *path,
+                  const char *name,
+                  const uint8_t *value,
+                  size_t len,
+                  uint32_t flags);
+
+// Removes an extended attribute; -ENODATA if there is none. `flags` as for oleo_stat.
+//
+// # Safety
+// `path` and `name` end in a zero byte.
+int oleo_removexattr(oleo_image image, const char *path, const char *name, uint32_t flags);
 
 // Makes a directory with these permission bits.
 //

@@ -64,7 +64,7 @@ pub extern "C" fn oleo_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-fn options(flags: u32, offset: u64) -> Result<OpenOptions, Failure> {
+pub(crate) fn options(flags: u32, offset: u64) -> Result<OpenOptions, Failure> {
     if flags & !KNOWN != 0 {
         return Err(Failure::invalid(format!("unknown flags {:#x}", flags & !KNOWN)));
     }
@@ -84,7 +84,7 @@ fn options(flags: u32, offset: u64) -> Result<OpenOptions, Failure> {
         .no_log_replay(has(OLEO_OPEN_NO_LOG_REPLAY)))
 }
 
-fn path(bytes: &[u8]) -> PathBuf {
+pub(crate) fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 

@@ -10,6 +10,7 @@
 // What C calls has unsafe signatures, and names without mangling; what is done with pointers is in `pointers`.
 #![allow(unsafe_code, reason = "the border to C")]
 
+mod check;
 mod error;
 mod files;
 mod image;
@@ -18,6 +19,10 @@ mod pointers;
 mod subvolumes;
 mod table;
 
+pub use check::{
+    Finding, OLEO_AT_BLOCK, OLEO_AT_DEVICE, OLEO_AT_KEY, OLEO_AT_TREE, OLEO_CHECK_DATA, oleo_check,
+    oleo_findings_close, oleo_findings_next,
+};
 pub use error::{oleo_error_kind, oleo_error_message};
 pub use files::{
     Extent, OLEO_EXTENT_DELAYED, OLEO_EXTENT_INLINE, OLEO_EXTENT_SHARED, OLEO_EXTENT_UNWRITTEN, oleo_file_close,
@@ -30,12 +35,13 @@ pub use image::{
     oleo_sync, oleo_version,
 };
 pub use names::{
-    Entry, OLEO_NOFOLLOW, Stat, Time, oleo_dir_close, oleo_dir_next, oleo_dir_open, oleo_getxattr, oleo_link,
-    oleo_mkdir, oleo_readlink, oleo_remove_tree, oleo_rename, oleo_rmdir, oleo_set_mode, oleo_set_owner, oleo_stat,
-    oleo_symlink, oleo_unlink,
+    Entry, OLEO_NOFOLLOW, OLEO_XATTR_CREATE, OLEO_XATTR_REPLACE, Stat, Time, oleo_dir_close, oleo_dir_next,
+    oleo_dir_open, oleo_getxattr, oleo_link, oleo_listxattr, oleo_mkdir, oleo_readlink, oleo_remove_tree,
+    oleo_removexattr, oleo_rename, oleo_rmdir, oleo_set_mode, oleo_set_owner, oleo_setxattr, oleo_stat, oleo_symlink,
+    oleo_unlink,
 };
 pub use subvolumes::{
     OLEO_READ_ONLY, Subvolume, oleo_snapshot, oleo_subvolume_create, oleo_subvolume_delete, oleo_subvolumes_close,
     oleo_subvolumes_next, oleo_subvolumes_open,
 };
-pub use table::{Dir, FileHandle, Image, Subvolumes};
+pub use table::{Dir, FileHandle, Findings, Image, Subvolumes};

@@ -3,15 +3,19 @@
 use std::ffi::{c_char, c_int};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use oleo::fs::{Attr, Depth, Follow, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target};
+use oleo::fs::{Attr, Depth, Follow, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target, XattrMode};
 use oleo::{Error, Image as Volume};
 
 use crate::error::{Failure, call, status};
-use crate::pointers::{must_be_there, put, room, text};
+use crate::pointers::{bytes, must_be_there, put, room, text};
 use crate::table::{self, Dir, Image, Listing, Open};
 
 /// The last name of a path may be a symbolic link that is meant itself.
 pub const OLEO_NOFOLLOW: u32 = 1;
+/// An attribute that is set must not be there.
+pub const OLEO_XATTR_CREATE: u32 = 2;
+/// An attribute that is set must be there.
+pub const OLEO_XATTR_REPLACE: u32 = 4;
 
 /// Entries of a directory that are read ahead.
 const AHEAD: usize = 256;
@@ -270,6 +274,87 @@ pub unsafe extern "C" fn oleo_getxattr(
         };
         // SAFETY: as the caller says.
         unsafe { hand_over(&value, buffer, len, "the attribute") }
+    })
+}
+
+/// The names of all extended attributes, each ending in a zero byte: how many bytes they have together, or a negative errno. The buffer is
+/// as for oleo_readlink, `flags` as for oleo_stat.
+///
+/// # Safety
+/// `path` ends in a zero byte; `buffer` has room for `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oleo_listxattr(
+    image: Image,
+    path: *const c_char,
+    flags: u32,
+    buffer: *mut u8,
+    len: usize,
+) -> i64 {
+    call(|| {
+        let image = table::image(image)?;
+        // SAFETY: as the caller says.
+        let inode = at(&image, unsafe { text(path, "path") }?, flags)?;
+        let mut names = Vec::new();
+        for name in image.fs().xattr_list(&inode)? {
+            names.extend_from_slice(&name);
+            names.push(0);
+        }
+        // SAFETY: as the caller says.
+        unsafe { hand_over(&names, buffer, len, "the list of names") }
+    })
+}
+
+/// Sets an extended attribute to `len` bytes. `flags` is 0, or OLEO_NOFOLLOW, OLEO_XATTR_CREATE (-EEXIST if it is there), OLEO_XATTR_REPLACE
+/// (-ENODATA if it is not).
+///
+/// # Safety
+/// `path` and `name` end in a zero byte; `value` has `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oleo_setxattr(
+    image: Image,
+    path: *const c_char,
+    name: *const c_char,
+    value: *const u8,
+    len: usize,
+    flags: u32,
+) -> c_int {
+    status(|| {
+        let image = table::image(image)?;
+        let mode = match flags & !OLEO_NOFOLLOW {
+            0 => XattrMode::Any,
+            OLEO_XATTR_CREATE => XattrMode::Create,
+            OLEO_XATTR_REPLACE => XattrMode::Replace,
+            _ => {
+                return Err(Failure::invalid(format!("unknown flags {flags:#x}, or flags that contradict each other")));
+            }
+        };
+        // SAFETY: as the caller says.
+        let path = unsafe { text(path, "path") }?;
+        // SAFETY: as the caller says.
+        let name = unsafe { text(name, "name") }?;
+        // SAFETY: as the caller says.
+        let value = unsafe { bytes(value, len, "value") }?;
+        let inode = at(&image, path, flags & OLEO_NOFOLLOW)?;
+        let set = image.fs().xattr_set(&inode, name, value, mode);
+        Ok(set.map_err(|error| Error::from(error).at(path.escape_ascii()))?)
+    })
+}
+
+/// Removes an extended attribute; -ENODATA if there is none. `flags` as for oleo_stat.
+///
+/// # Safety
+/// `path` and `name` end in a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oleo_removexattr(image: Image, path: *const c_char, name: *const c_char, flags: u32) -> c_int {
+    status(|| {
+        let image = table::image(image)?;
+        // SAFETY: as the caller says.
+        let path = unsafe { text(path, "path") }?;
+        // SAFETY: as the caller says.
+        let name = unsafe { text(name, "name") }?;
+        let inode = at(&image, path, flags)?;
+        let removed = image.fs().xattr_remove(&inode, name);
+        Ok(removed.map_err(|error| Error::from(error).at(path.escape_ascii()))?)
     })
 }
 

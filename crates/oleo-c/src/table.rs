@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use oleo::check::Finding;
 use oleo::fs::{InodeRef, SubvolInfo};
 
 use crate::error::Failure;
@@ -17,6 +18,8 @@ pub type FileHandle = u64;
 pub type Dir = u64;
 /// A list of subvolumes.
 pub type Subvolumes = u64;
+/// What a check found.
+pub type Findings = u64;
 
 /// What is read of a directory so far.
 pub(crate) struct Listing {
@@ -35,12 +38,20 @@ pub(crate) struct Infos {
     pub path: Vec<u8>,
 }
 
+/// Findings that were not handed out, the next one last.
+pub(crate) struct Found {
+    pub left: Vec<Finding>,
+    /// The texts of the one that was handed out last, each ending in a zero byte.
+    pub texts: [Vec<u8>; 3],
+}
+
 #[derive(Clone)]
 pub(crate) enum Open {
     Image { image: Arc<oleo::Image>, writable: bool },
     File(oleo::File),
     Dir(Arc<Mutex<Listing>>),
     Subvolumes(Arc<Mutex<Infos>>),
+    Findings(Arc<Mutex<Found>>),
 }
 
 #[derive(Default)]
@@ -104,6 +115,13 @@ pub(crate) fn subvolumes(number: Subvolumes) -> Result<Arc<Mutex<Infos>>, Failur
     match find(number) {
         Some(Open::Subvolumes(infos)) => Ok(infos),
         _ => Err(Failure::bad_handle("list of subvolumes")),
+    }
+}
+
+pub(crate) fn findings(number: Findings) -> Result<Arc<Mutex<Found>>, Failure> {
+    match find(number) {
+        Some(Open::Findings(found)) => Ok(found),
+        _ => Err(Failure::bad_handle("list of findings")),
     }
 }
 

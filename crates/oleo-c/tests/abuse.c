@@ -45,12 +45,34 @@ static void *work(void *argument)
 	return NULL;
 }
 
+/* Changes a byte of the first block of 64 KiB that has what the file has. */
+static void damage(const char *name)
+{
+	static uint8_t block[1 << 16];
+	FILE *image = fopen(name, "r+b");
+
+	while (fread(block, 1, sizeof block, image) == sizeof block) {
+		size_t at = 0;
+		while (at < sizeof block && block[at] == 3)
+			at++;
+		if (at < sizeof block)
+			continue;
+		fseek(image, -1, SEEK_CUR);
+		fputc(4, image);
+		fclose(image);
+		return;
+	}
+	IS("the file's bytes are not found" == NULL, 1);
+}
+
 int main(int argc, char **argv)
 {
 	oleo_image image = 7, other = 0;
 	oleo_file file = 0;
 	oleo_dir dir = 0;
 	oleo_subvolumes list = 0;
+	oleo_findings findings = 0;
+	struct oleo_finding finding;
 	struct oleo_stat about;
 	struct oleo_entry entry;
 	struct oleo_subvolume subvolume;
@@ -112,6 +134,27 @@ int main(int argc, char **argv)
 	IS(oleo_readlink(image, "circle", (uint8_t *)path, 6), 6);
 	IS(oleo_readlink(image, "dir", (uint8_t *)path, 6), -EINVAL);
 	IS(oleo_getxattr(image, "dir", "user.none", 0, NULL, 0), -ENODATA);
+	IS(oleo_setxattr(image, "dir", "user.none", (const uint8_t *)"v", 1, OLEO_XATTR_REPLACE), -ENODATA);
+	IS(oleo_setxattr(image, "dir", "user.one", (const uint8_t *)"value", 5, 0), 0);
+	IS(oleo_setxattr(image, "dir", "user.one", (const uint8_t *)"v", 1, OLEO_XATTR_CREATE), -EEXIST);
+	IS(oleo_setxattr(image, "dir", "user.none", NULL, 0, OLEO_XATTR_CREATE), 0);
+	IS(oleo_setxattr(image, "dir", "user.one", (const uint8_t *)"v", 1, 6), -EINVAL);
+	IS(oleo_setxattr(image, "dir", "user.one", (const uint8_t *)"v", 1, 8), -EINVAL);
+	IS(oleo_setxattr(image, "dir", "user.one", NULL, 1, 0), -EINVAL);
+	IS(oleo_setxattr(image, "dir", NULL, (const uint8_t *)"v", 1, 0), -EINVAL);
+	IS(oleo_setxattr(image, "dir", "nobody's", (const uint8_t *)"v", 1, 0), -EOPNOTSUPP);
+	IS(oleo_setxattr(image, "nobody", "user.one", (const uint8_t *)"v", 1, 0), -ENOENT);
+	IS(oleo_getxattr(image, "dir", "user.one", 0, (uint8_t *)path, sizeof path), 5);
+	IS(memcmp(path, "value", 5), 0);
+	IS(oleo_listxattr(image, "dir", 0, NULL, 0), 19);
+	IS(oleo_listxattr(image, "dir", 0, (uint8_t *)path, 18), -ERANGE);
+	IS(oleo_listxattr(image, "dir", 0, (uint8_t *)path, 19), 19);
+	IS(memcmp(path, "user.one\0user.none", 19) == 0 || memcmp(path, "user.none\0user.one", 19) == 0, 1);
+	IS(oleo_listxattr(image, "dir", 8, NULL, 0), -EINVAL);
+	IS(oleo_removexattr(image, "dir", "user.none", 0), 0);
+	IS(oleo_removexattr(image, "dir", "user.none", 0), -ENODATA);
+	IS(oleo_removexattr(image, "dir", NULL, 0), -EINVAL);
+	IS(oleo_listxattr(image, "dir", 0, NULL, 0), 9);
 	IS(oleo_set_mode(image, "dir", 0700, 0), 0);
 	IS(oleo_set_owner(image, "dir", 1000, 1001, 0), 0);
 	IS(oleo_stat(image, "dir", 0, &about), 0);
@@ -230,6 +273,31 @@ int main(int argc, char **argv)
 	IS(oleo_file_write(file, &byte, 1, 0), -EROFS);
 	IS(oleo_mkdir(image, "more", 0755), -EROFS);
 	IS(oleo_close(image), 0);
+
+	/* Checks, first of a sound image, then of one with bytes in the file that are not what was written. */
+	const char *names[] = { argv[1] };
+	IS(oleo_check(NULL, 1, 0, 0, &findings), -EINVAL);
+	IS(oleo_check(names, 0, 0, 0, &findings), -EINVAL);
+	IS(oleo_check(names, 1, OLEO_OPEN_WRITE, 0, &findings), -EINVAL);
+	IS(oleo_check((const char *const[]){ "/nobody" }, 1, 0, 0, &findings), -ENOENT);
+	IS(oleo_check(names, 1, OLEO_CHECK_DATA, 0, NULL), 0);
+	IS(oleo_check(names, 1, OLEO_CHECK_DATA, 0, &findings), 0);
+	IS(oleo_findings_next(findings, NULL), -EINVAL);
+	IS(oleo_findings_next(findings, &finding), 0);
+	IS(oleo_dir_close(findings), -EBADF);
+	IS(oleo_findings_close(findings), 0);
+	IS(oleo_findings_close(findings), -EBADF);
+	IS(oleo_findings_next(findings, &finding), -EBADF);
+	damage(argv[1]);
+	IS(oleo_check(names, 1, 0, 0, NULL), 0);
+	IS(oleo_check(names, 1, OLEO_CHECK_DATA, 0, &findings), 1);
+	IS(oleo_findings_next(findings, &finding), 1);
+	IS(strcmp(finding.kind, "data-checksum"), 0);
+	IS(finding.severity, 2);
+	IS((finding.places & OLEO_AT_BLOCK) != 0 && finding.block != 0, 1);
+	IS(strlen(finding.have) > 0 && strlen(finding.want) > 0, 1);
+	IS(oleo_findings_next(findings, &finding), 0);
+	IS(oleo_findings_close(findings), 0);
 
 	if (failures == 0)
 		printf("sound\n");

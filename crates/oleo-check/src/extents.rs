@@ -5,7 +5,7 @@
 //! at the start of a leaf belong to the last extent of the leaf before.
 
 use oleo_format::{
-    BackRef, BlockGroupFlags, BlockGroupItem, CheckedNode, ExtentFlags, ExtentRecord, InlineRefs, ItemType, Key,
+    BackRef, BlockGroupFlags, BlockGroupItemV2, CheckedNode, ExtentFlags, ExtentRecord, InlineRefs, ItemType, Key,
     Logical, TreeId,
 };
 
@@ -113,12 +113,12 @@ impl ExtentVisitor<'_, '_> {
                     }
                 }
                 ItemType::BLOCK_GROUP_ITEM => {
-                    let Ok(group) = BlockGroupItem::parse(item) else { continue };
+                    let Ok(group) = BlockGroupItemV2::decode(item) else { continue };
                     out.groups.push(Group {
                         start: key.objectid,
                         len: key.offset,
                         used: Some(group.used.get()),
-                        flags: BlockGroupFlags::from_bits_retain(group.flags.get()),
+                        flags: group.group_flags(),
                         tree: visit.tree.tree,
                     });
                 }

@@ -5,10 +5,10 @@
 //! no more than the image could hold. The walkers of the tests are not asked here, and have no limit that could hide anything.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use oleo_sim::oracle::{self, Oracle, Scratch};
 use oleo_sim::rng::Rng;
@@ -16,7 +16,7 @@ use oleo_sim::rot::{Damage, Inflicted, Lie, Rot};
 use oleo_sim::served::{Limits, Served};
 
 mod common;
-use common::ok;
+use common::{Bounds, ok};
 
 /// What sound images of this size need a hundredth of; machines may be busy.
 const TIME_MAX: Duration = Duration::from_secs(60);
@@ -26,8 +26,6 @@ const MEMORY_MAX_KIB: u64 = 1 << 20;
 const ROOM: &str = "size=64M";
 /// Commands that each image is given to.
 const COMMANDS: usize = 9;
-/// How often a child is looked at.
-const POLL: Duration = Duration::from_millis(2);
 
 /// A file system in memory that is full soon; unmounted with the guard.
 struct Small(PathBuf);
@@ -61,32 +59,9 @@ impl Drop for Small {
     }
 }
 
-/// What a process has held at most so far, KiB.
-fn peak_kib(child: &Child) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-}
-
 /// Runs a program to its end; its code and what it complained of.
-fn bounded(mut command: Command, out: &Path, what: &str) -> (Option<i32>, String) {
-    let complaints = out.with_extension("stderr");
-    command.stdin(Stdio::null()).stdout(File::create(out).unwrap()).stderr(File::create(&complaints).unwrap());
-    let (mut child, begun) = (command.spawn().unwrap(), Instant::now());
-    let status = loop {
-        let peak = peak_kib(&child);
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        let over = begun.elapsed() > TIME_MAX || peak > MEMORY_MAX_KIB;
-        if over {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        assert!(!over, "{what}: {command:?}: no end after {:?}, {peak} KiB", begun.elapsed());
-        std::thread::sleep(POLL);
-    };
-    let text = String::from_utf8_lossy(&fs::read(&complaints).unwrap()).into_owned();
+fn bounded(command: Command, out: &Path, what: &str) -> (Option<i32>, String) {
+    let (status, text, _) = common::bounded(command, out, what, &Bounds { time: TIME_MAX, memory_kib: MEMORY_MAX_KIB });
     (status.code(), text)
 }
 
@@ -110,7 +85,7 @@ impl Fixture {
         }
         std::os::unix::fs::symlink("one/two", source.join("link")).unwrap();
         fs::hard_link(source.join("one/file3"), source.join("one/two/three/again")).unwrap();
-        File::create(source.join("one/sparse")).unwrap().set_len(1 << 30).unwrap();
+        fs::File::create(source.join("one/sparse")).unwrap().set_len(1 << 30).unwrap();
         ok(dir, &["mkfs", "--rootdir", "src", "--size", "128M", "i"]);
         ok(dir, &["subvolume", "snapshot", "-r", "i", "/", "/snap"]);
         let image = dir.join("i");

@@ -26,47 +26,20 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::direct::Direct;
 use crate::extent::push_extent;
 use crate::in_use::users_of;
+use crate::options::{ENDING_PATIENCE, FileOptions};
 use crate::user::User;
-use crate::{Device, DeviceError, Extent, ExtentKind, Op, ReadReq, WriteReq, Zeroing, check_range, write_zero_bytes};
+use crate::{
+    Device, DeviceError, Extent, ExtentKind, Op, ReadReq, WriteReq, Zeroing, check_range, check_range_in_file,
+    write_zero_bytes,
+};
 
 /// The most pieces of memory that one system call takes (`IOV_MAX` of Linux).
 const IOV_COUNT_MAX: usize = 1024;
 
 /// How long an opening waits for a process that uses the file: starting a program takes a hundredth of that.
 const IN_USE_PATIENCE: Duration = Duration::from_millis(200);
-/// How long it waits for a server that has been unmounted and is ending: the kernel does not wait for that.
-const ENDING_PATIENCE: Duration = Duration::from_millis(1500);
 /// What this program is called among processes.
 const OWN_NAME: &str = "oleo";
-
-/// How [`FileDevice::open`] opens.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct FileOptions {
-    /// Open for writing too, alone.
-    pub write: bool,
-    /// Make the file if there is none (only with `write`). What an existing file holds stays.
-    pub create: bool,
-    /// Offset in the file at which the image begins, in bytes.
-    pub offset: u64,
-    /// Length of the image in bytes, from `offset`; `None`: up to the end of the file. If a length is given, `set_len`
-    /// is refused.
-    pub len: Option<u64>,
-    /// Open for reading although the kernel has it mounted or another process writes to it: reads may return torn data.
-    /// Has no effect when opening for writing.
-    pub read_in_use: bool,
-    /// The kernel already holds the device for this process: it is the source of the process's own mount.
-    pub claimed: bool,
-}
-
-oleo_format::setters!(FileOptions {
-    write: bool,
-    create: bool,
-    offset: u64,
-    len: Option<u64>,
-    read_in_use: bool,
-    claimed: bool,
-});
 
 /// A file or a block device, or a window into one.
 #[derive(Debug)]
@@ -197,9 +170,7 @@ impl FileDevice {
     }
 
     fn in_range(&self, op: Op, offset: u64, len: u64) -> Result<(), DeviceError> {
-        let end = check_range(&self.name, op, offset, len, self.size())?;
-        // The window's end must be a file offset as well, which only an absurd `offset` option could break.
-        check_range(&self.name, op, self.base, end, i64::MAX as u64).map(|_| ())
+        check_range_in_file(&self.name, op, (self.base, self.size()), offset, len)
     }
 
     /// Writes all slices from `offset` on, as few calls as the system allows. With `durable` each call returns when its

@@ -17,8 +17,8 @@
 //! ([`Device::extents`]), zeros without sending them ([`Device::write_zeroes`]), writes that are durable each by itself
 //! ([`Device::write_durable`]), an order of writes without waiting ([`Device::barrier`]). For all others the defaults do
 //! the same with more effort.
-//! Where there is no Linux below (WebAssembly), files and the system's calls are left out (`cfg`); memory is there, and whatever
-//! else implements [`Device`].
+//! Where there is no Linux below, the system's calls are left out (`cfg`). Windows, macOS and other systems of the Unix kind have files (`plain`), but
+//! no block devices; WebAssembly has none (`no_files`), but memory, and whatever else implements [`Device`].
 //! Not here: anything btrfs; which device holds what.
 
 pub mod affinity;
@@ -36,7 +36,13 @@ pub mod ioctl;
 mod mem;
 #[cfg(target_os = "linux")]
 pub mod mountinfo;
+#[cfg(not(any(unix, windows)))]
+mod no_files;
+mod options;
 mod overlay;
+#[cfg(all(any(unix, windows), any(test, not(target_os = "linux"))))]
+mod plain;
+pub mod positioned;
 #[cfg(target_os = "linux")]
 pub mod process;
 mod user;
@@ -51,11 +57,16 @@ use oleo_format::{Class, Classified, errno};
 
 pub use extent::{Extent, ExtentKind, Limits, Zeroing};
 #[cfg(target_os = "linux")]
-pub use file::{FileDevice, FileOptions};
+pub use file::FileDevice;
 #[cfg(target_os = "linux")]
 pub use in_use::users_of;
 pub use mem::MemDevice;
+#[cfg(not(any(unix, windows)))]
+pub use no_files::FileDevice;
+pub use options::FileOptions;
 pub use overlay::Overlay;
+#[cfg(all(any(unix, windows), not(target_os = "linux")))]
+pub use plain::FileDevice;
 pub use user::User;
 pub use wrap::{Latched, Window};
 
@@ -270,6 +281,12 @@ impl fmt::Display for Op {
     }
 }
 
+/// What is said of places that are no devices.
+const NO_DEVICE: &str = match cfg!(target_os = "linux") {
+    true => "neither a regular file nor a block device",
+    false => "not a regular file, and block devices are used on Linux only",
+};
+
 /// Why an operation on a device failed. Cheap to clone, so that a latch can repeat it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -282,8 +299,8 @@ pub enum DeviceError {
         /// The system's error.
         source: Arc<io::Error>,
     },
-    /// It is neither a regular file nor a block device.
-    #[error("{}: neither a regular file nor a block device", path.display())]
+    /// It is neither a regular file nor a block device; of the latter only Linux's count.
+    #[error("{}: {NO_DEVICE}", path.display())]
     Kind {
         /// The path.
         path: PathBuf,
@@ -358,7 +375,7 @@ impl DeviceError {
     pub fn is_full(&self) -> bool {
         match self {
             DeviceError::Io { op: Op::Write | Op::Zero, source, .. } => {
-                matches!(source.raw_os_error(), Some(errno::ENOSPC | errno::EDQUOT))
+                matches!(errno::of(source), errno::ENOSPC | errno::EDQUOT)
             }
             _ => false,
         }
@@ -390,6 +407,19 @@ fn check_range(name: &Arc<str>, op: Op, offset: u64, len: u64, size: u64) -> Res
         Some(end) if end <= size => Ok(end),
         _ => Err(DeviceError::OutOfRange { name: name.clone(), op, offset, len, size }),
     }
+}
+
+/// The same for an image of `size` bytes that begins at `base` of a file: its end must be a file offset as well, which only an absurd `base` could break.
+#[cfg(any(unix, windows))]
+fn check_range_in_file(
+    name: &Arc<str>,
+    op: Op,
+    (base, size): (u64, u64),
+    offset: u64,
+    len: u64,
+) -> Result<(), DeviceError> {
+    let end = check_range(name, op, offset, len, size)?;
+    check_range(name, op, base, end, i64::MAX as u64).map(|_| ())
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl CsumType {
     pub fn csum(self, data: &[u8]) -> [u8; CSUM_FIELD_LEN] {
         let mut out = [0; CSUM_FIELD_LEN];
         match self {
-            CsumType::Crc32c => out[..4].copy_from_slice(&crc32c::crc32c(data).to_le_bytes()),
+            CsumType::Crc32c => out[..4].copy_from_slice(&crc32c(data).to_le_bytes()),
             CsumType::Xxh64 => out[..8].copy_from_slice(&XxHash64::oneshot(0, data).to_le_bytes()),
             CsumType::Sha256 => out.copy_from_slice(&Sha256::digest(data)),
             CsumType::Blake2b => out.copy_from_slice(&Blake2b::<U32>::digest(data)),
@@ -100,6 +100,18 @@ impl std::str::FromStr for CsumType {
     }
 }
 
+/// CRC-32C of sectors and tree blocks. Folding by multiplication without carries is some three times as fast there as the processor's own instruction for it.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+#[allow(clippy::cast_possible_truncation, reason = "it has 32 bits")]
+fn crc32c(data: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data) as u32
+}
+
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+fn crc32c(data: &[u8]) -> u32 {
+    crc32c::crc32c(data)
+}
+
 /// CRC-32C from a seed, without the inversion before and after that the checksum type has.
 pub(crate) fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
     !crc32c::crc32c_append(!seed, data)
@@ -131,5 +143,20 @@ mod tests {
     #[test]
     fn hash_of_default() {
         assert_eq!(dir_hash(b"default"), 2_378_154_706);
+    }
+
+    /// Goal: the fast sum is CRC-32C at every length and alignment. Method: its standard check value; noise, compared with the other implementation.
+    #[test]
+    fn crc32c_is_one() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(b""), 0);
+        let noise = oleo_sim::rng::Rng::new(1).bytes(70_000);
+        let lens = (0..1200).chain([4064, 4095, 4096, 4097, 16_352, 16_384, 32_736, 65_504, 65_536, 65_537]);
+        for (nth, len) in lens.enumerate() {
+            for from in [0, 1 + nth % 63, 64, 65] {
+                let data = &noise[from..from + len];
+                assert_eq!(crc32c(data), crc32c::crc32c(data), "{len} bytes from {from}");
+            }
+        }
     }
 }

@@ -59,7 +59,7 @@ impl Class {
 
     /// An error of the host's system: a failure or a refusal.
     pub fn of_io(error: &io::Error) -> Class {
-        let errno = error.raw_os_error().unwrap_or(errno::EIO);
+        let errno = errno::of(error);
         let failed = [errno::EIO, errno::ENXIO, errno::ENODEV, errno::EREMOTEIO].contains(&errno);
         Class { kind: if failed { ErrorKind::Device } else { ErrorKind::Refusal }, errno }
     }
@@ -68,6 +68,44 @@ impl Class {
 /// Linux errno values, which are the same on every architecture that we meet.
 #[allow(missing_docs, reason = "errno(3) documents them")]
 pub mod errno {
+    /// Of an error of the host's system. The numbers are those of Linux everywhere: other systems have others, so there it is the kind of the
+    /// error that decides.
+    pub fn of(error: &std::io::Error) -> i32 {
+        match error.raw_os_error() {
+            Some(number) if cfg!(target_os = "linux") => number,
+            Some(_) => of_kind(error.kind()),
+            None => EIO,
+        }
+    }
+
+    /// What Linux calls errors of a kind; `EIO` where the kind says nothing.
+    pub(super) fn of_kind(kind: std::io::ErrorKind) -> i32 {
+        use std::io::ErrorKind as Kind;
+        match kind {
+            Kind::NotFound => ENOENT,
+            Kind::PermissionDenied => EACCES,
+            Kind::AlreadyExists => EEXIST,
+            Kind::NotADirectory => ENOTDIR,
+            Kind::IsADirectory => EISDIR,
+            Kind::DirectoryNotEmpty => ENOTEMPTY,
+            Kind::ReadOnlyFilesystem => EROFS,
+            Kind::InvalidInput => EINVAL,
+            Kind::InvalidFilename => ENAMETOOLONG,
+            Kind::StorageFull => ENOSPC,
+            Kind::QuotaExceeded => EDQUOT,
+            Kind::FileTooLarge => EFBIG,
+            Kind::ResourceBusy => EBUSY,
+            Kind::WouldBlock => EAGAIN,
+            Kind::Interrupted => EINTR,
+            Kind::CrossesDevices => EXDEV,
+            Kind::TooManyLinks => EMLINK,
+            Kind::BrokenPipe => EPIPE,
+            Kind::OutOfMemory => ENOMEM,
+            Kind::Unsupported => EOPNOTSUPP,
+            _ => EIO,
+        }
+    }
+
     pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
     pub const EINTR: i32 = 4;
@@ -146,5 +184,36 @@ mod tests {
         assert_eq!(of(errno::EIO), Class::DEVICE);
         assert_eq!(of(errno::ENOENT), Class::refusal(errno::ENOENT));
         assert_eq!(Class::of_io(&io::Error::other("odd")), Class::DEVICE);
+    }
+
+    /// Goal: errors of systems that number them otherwise get Linux's numbers. Method: the kinds that Rust makes of Linux's numbers lead back to them.
+    #[test]
+    fn kinds_have_numbers() {
+        let numbers = [
+            errno::ENOENT,
+            errno::EACCES,
+            errno::EEXIST,
+            errno::ENOTDIR,
+            errno::EISDIR,
+            errno::ENOTEMPTY,
+            errno::EROFS,
+            errno::EINVAL,
+            errno::ENAMETOOLONG,
+            errno::ENOSPC,
+            errno::EDQUOT,
+            errno::EFBIG,
+            errno::EBUSY,
+            errno::EAGAIN,
+            errno::EINTR,
+            errno::EXDEV,
+            errno::EMLINK,
+            errno::EPIPE,
+            errno::ENOMEM,
+            errno::EOPNOTSUPP,
+            errno::EIO,
+        ];
+        for number in numbers {
+            assert_eq!(errno::of_kind(io::Error::from_raw_os_error(number).kind()), number, "{number}");
+        }
     }
 }

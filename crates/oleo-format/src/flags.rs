@@ -30,14 +30,22 @@ bitflags! {
         const RAID1C3 = 1 << 9;
         /// Four copies.
         const RAID1C4 = 1 << 10;
+        /// The remap tree says where its bytes are.
+        const REMAPPED = 1 << 11;
+        /// The remap tree itself.
+        const METADATA_REMAP = 1 << 12;
         const _ = !0;
     }
 }
 
 impl BlockGroupFlags {
     /// The bits of the type of contents.
-    pub const TYPE_MASK: BlockGroupFlags =
-        BlockGroupFlags::DATA.union(BlockGroupFlags::SYSTEM).union(BlockGroupFlags::METADATA);
+    pub const TYPE_MASK: BlockGroupFlags = BlockGroupFlags::DATA
+        .union(BlockGroupFlags::SYSTEM)
+        .union(BlockGroupFlags::METADATA)
+        .union(BlockGroupFlags::METADATA_REMAP);
+    /// The bits that only exist with the remap tree.
+    pub const OF_REMAP_TREE: BlockGroupFlags = BlockGroupFlags::REMAPPED.union(BlockGroupFlags::METADATA_REMAP);
     /// The bits of the profile; none of them is `single`.
     pub const PROFILE_MASK: BlockGroupFlags = BlockGroupFlags::RAID0
         .union(BlockGroupFlags::RAID1)
@@ -62,6 +70,11 @@ impl BlockGroupFlags {
     /// The bits of the profile.
     pub fn profile(self) -> BlockGroupFlags {
         self & BlockGroupFlags::PROFILE_MASK
+    }
+
+    /// Whether the remap tree says where its bytes are.
+    pub fn is_remapped(self) -> bool {
+        self.contains(BlockGroupFlags::REMAPPED)
     }
 
     /// Whether data and metadata share the group.
@@ -396,6 +409,10 @@ impl Features {
     /// Whether block groups are in a tree of their own.
     pub fn block_group_tree(&self) -> bool {
         self.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE)
+    }
+    /// Whether block groups are remapped instead of moved.
+    pub fn remap_tree(&self) -> bool {
+        self.incompat.contains(Incompat::REMAP_TREE)
     }
     /// Whether free space is in a tree.
     pub fn free_space_tree(&self) -> bool {

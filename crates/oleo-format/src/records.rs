@@ -5,8 +5,8 @@ use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U64;
 
 use crate::error::{Corruption, ensure};
-use crate::flags::{QgroupStatusFlags, RootFlags};
-use crate::structs::{QgroupStatusItem, ROOT_ITEM_SHORT_LEN, RaidStride, RootItem};
+use crate::flags::{BlockGroupFlags, QgroupStatusFlags, RootFlags};
+use crate::structs::{BlockGroupItem, BlockGroupItemV2, QgroupStatusItem, ROOT_ITEM_SHORT_LEN, RaidStride, RootItem};
 use crate::{ByteLen, DevId, Generation, Ino, ItemType, Key, Logical, TreeId};
 
 /// Fixed object numbers in keys (`BTRFS_*_OBJECTID` that are not trees).
@@ -193,6 +193,22 @@ impl RaidStripe {
     /// The item.
     pub fn encode(&self) -> Vec<u8> {
         self.strides.as_bytes().to_vec()
+    }
+}
+
+impl BlockGroupItemV2 {
+    /// The group in an item of either form: what the shorter one does not have is 0.
+    pub fn decode(item: &[u8]) -> Result<BlockGroupItemV2, Corruption> {
+        let lens = [size_of::<BlockGroupItem>(), size_of::<BlockGroupItemV2>()];
+        ensure!(lens.contains(&item.len()), "block group item", "length", item.len(), "24 or 36");
+        let mut group = BlockGroupItemV2::default();
+        group.as_mut_bytes()[..item.len()].copy_from_slice(item);
+        Ok(group)
+    }
+
+    /// The type, the profile, and whether it is remapped.
+    pub fn group_flags(&self) -> BlockGroupFlags {
+        BlockGroupFlags::from_bits_retain(self.flags.get())
     }
 }
 

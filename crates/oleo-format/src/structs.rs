@@ -73,6 +73,16 @@ on_disk! {
     48 DevExtent { chunk_tree: U64, chunk_objectid: U64, chunk_offset: U64, length: U64, chunk_tree_uuid: DiskUuid, }
     /// A block group: its type and profile, and how much of it is used.
     24 BlockGroupItem { used: U64, chunk_objectid: U64, flags: U64, }
+    /// The same on a volume with a remap tree.
+    36 BlockGroupItemV2 {
+        used: U64, chunk_objectid: U64, flags: U64,
+        /// Bytes in it that belong to addresses of other groups, which were remapped to it.
+        remap_bytes: U64,
+        /// How many IDENTITY_REMAP items it has.
+        identity_remap_count: U32,
+    }
+    /// Where the bytes of a REMAP's key are now; in a REMAP_BACKREF: what they were remapped from.
+    8 RemapItem { address: U64, }
 
     /// The head of an extent's record; inline references follow.
     24 ExtentItem { refs: U64, generation: U64, flags: U64, }
@@ -179,7 +189,8 @@ on_disk! {
         num_devices: U64, sectorsize: U32, nodesize: U32, __unused_leafsize: U32, stripesize: U32, sys_chunk_array_size: U32,
         chunk_root_generation: U64, compat_flags: U64, compat_ro_flags: U64, incompat_flags: U64, csum_type: U16,
         root_level: u8, chunk_root_level: u8, log_root_level: u8, dev_item: DevItem, label: [u8; 256], cache_generation: U64,
-        uuid_tree_generation: U64, metadata_uuid: DiskUuid, nr_global_roots: U64, reserved: [U64; 27],
+        uuid_tree_generation: U64, metadata_uuid: DiskUuid, nr_global_roots: U64, remap_root: U64,
+        remap_root_generation: U64, remap_root_level: u8, reserved: [u8; 199],
         sys_chunk_array: [u8; 2048], super_roots: [RootBackup; 4], padding: [u8; 565],
     }
 }

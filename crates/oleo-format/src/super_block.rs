@@ -93,6 +93,13 @@ impl SuperBlock {
         Logical(self.chunk_root.get())
     }
 
+    /// Root, generation and level of the remap tree, which no root item names; `None` without the feature.
+    pub fn remap_tree(&self) -> Option<(Logical, Generation, u8)> {
+        let root =
+            (Logical(self.remap_root.get()), Generation(self.remap_root_generation.get()), self.remap_root_level);
+        self.features().remap_tree().then_some(root)
+    }
+
     /// The device that this superblock was read from.
     pub fn devid(&self) -> DevId {
         DevId(self.dev_item.devid.get())
@@ -145,11 +152,18 @@ impl SuperBlock {
     /// Replaces the roots by those of an earlier transaction: of the newest backup for `nth` 0, of the one before for
     /// 1. Returns false, and changes nothing, if there are not so many.
     pub fn use_backup(&mut self, nth: usize) -> bool {
-        let Some(newest) = self.newest_backup().filter(|_| nth < ROOT_BACKUPS) else { return false };
-        let backup = self.super_roots[(newest + ROOT_BACKUPS - nth) % ROOT_BACKUPS];
-        if backup.tree_root.get() == 0 || backup.tree_root_gen > self.super_roots[newest].tree_root_gen {
-            return false;
-        }
+        let Some(newest) = self.newest_backup() else { return false };
+        // The kernel makes a backup while the next transaction has begun: of two that name one transaction the later one is its.
+        let mut last = u64::MAX;
+        let earlier = |b: &RootBackup| {
+            let is_earlier = b.tree_root.get() != 0 && b.tree_root_gen.get() < last;
+            if is_earlier {
+                last = b.tree_root_gen.get();
+            }
+            is_earlier
+        };
+        let backwards = (0..ROOT_BACKUPS).map(|n| self.super_roots[(newest + ROOT_BACKUPS - n) % ROOT_BACKUPS]);
+        let Some(backup) = backwards.filter(earlier).nth(nth) else { return false };
         self.generation = backup.tree_root_gen;
         self.root = backup.tree_root;
         self.root_level = backup.tree_root_level;
@@ -166,12 +180,12 @@ impl SuperBlock {
         (self.log_root, self.log_root_level, self.__unused_log_root_transid) = (0.into(), 0, 0.into());
     }
 
-    /// Which backup is the newest that is not from beyond the current generation.
+    /// Which backup is the newest that is not from beyond the current generation; of several the one that names the current root, the last one of those.
     pub fn newest_backup(&self) -> Option<usize> {
         let is_past = |b: &RootBackup| b.tree_root.get() != 0 && b.tree_root_gen.get() <= self.generation.get();
         (0..ROOT_BACKUPS)
             .filter(|&i| is_past(&self.super_roots[i]))
-            .max_by_key(|&i| self.super_roots[i].tree_root_gen.get())
+            .max_by_key(|&i| (self.super_roots[i].tree_root_gen.get(), self.super_roots[i].tree_root == self.root))
     }
 }
 
@@ -197,21 +211,24 @@ impl SuperBlock {
         let leafsize = self.__unused_leafsize.get();
         ensure!(leafsize == nodesize, WHAT, "leafsize", leafsize, nodesize);
         ensure!(self.stripesize.get().is_power_of_two(), WHAT, "stripesize", self.stripesize, "a power of two");
+        // Without the feature nobody has written these.
+        let remap = if self.features().remap_tree() { (self.remap_root.get(), self.remap_root_level) } else { (0, 0) };
         for (what, at, level) in [
             ("root", self.root.get(), self.root_level),
             ("chunk_root", self.chunk_root.get(), self.chunk_root_level),
             ("log_root", self.log_root.get(), self.log_root_level),
+            ("remap_root", remap.0, remap.1),
         ] {
             let aligned = at.is_multiple_of(u64::from(sectorsize)) && at.checked_add(u64::from(nodesize)).is_some();
             ensure!(aligned, WHAT, what, at, format_args!("a multiple of {sectorsize}"));
             ensure!(level < LEVELS_MAX, WHAT, format!("level of {what}"), level, "at most 7");
-            ensure!(at != 0 || what == "log_root", WHAT, what, 0, "an address");
+            let may_be_none = what == "log_root" || (what == "remap_root" && !self.features().remap_tree());
+            ensure!(at != 0 || may_be_none, WHAT, what, 0, "an address");
         }
         self.verify_counts(nodesize)?;
         self.verify_features(sectorsize, nodesize)?;
         for (key, chunk) in self.parse_sys_chunks()? {
-            let mixed = self.features().mixed_groups();
-            chunk.check(Logical(key.offset), sectorsize, mixed).map_err(|e| e.within(key))?;
+            chunk.check(Logical(key.offset), sectorsize, &self.features()).map_err(|e| e.within(key))?;
             let is_system = chunk.flags.contains(BlockGroupFlags::SYSTEM);
             ensure!(is_system, "system chunk", "type", format_args!("{:?}", chunk.flags), "system");
         }
@@ -232,6 +249,7 @@ impl SuperBlock {
         for (what, n) in [
             ("chunk_root_generation", self.chunk_root_generation.get()),
             ("uuid_tree_generation", self.uuid_tree_generation.get()),
+            ("remap_root_generation", if self.features().remap_tree() { self.remap_root_generation.get() } else { 0 }),
         ] {
             ensure!(n <= generation, WHAT, what, n, format_args!("at most {generation}"));
         }
@@ -258,6 +276,8 @@ impl SuperBlock {
         let needs = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
         let bgt_fits = !features.block_group_tree() || (features.compat_ro.contains(needs) && features.no_holes());
         ensure!(bgt_fits, WHAT, "features", "block-group-tree", "free-space-tree and no-holes with it");
+        let remap_fits = !features.remap_tree() || features.block_group_tree();
+        ensure!(remap_fits, WHAT, "features", "remap-tree", "block-group-tree with it");
         Ok(())
     }
 

@@ -266,6 +266,7 @@ fn item(i: &Item<'_>) -> Result<(), Corruption> {
         ItemType::FREE_SPACE_INFO => extents::free_space_info(i),
         ItemType::FREE_SPACE_EXTENT | ItemType::FREE_SPACE_BITMAP => extents::free_space(i),
         ItemType::RAID_STRIPE => extents::raid_stripe(i),
+        ItemType::IDENTITY_REMAP | ItemType::REMAP | ItemType::REMAP_BACKREF => extents::remap(i),
         ItemType::CHUNK_ITEM => volume::chunk(i),
         ItemType::DEV_ITEM => volume::dev_item(i),
         ItemType::DEV_EXTENT => volume::dev_extent(i),
@@ -315,6 +316,7 @@ fn may_hold(owner: TreeId, item_type: ItemType) -> bool {
         ItemType::CHUNK_ITEM | ItemType::DEV_ITEM => owner == TreeId::CHUNK,
         ItemType::DEV_EXTENT | ItemType::DEV_REPLACE => owner == TreeId::DEV,
         ItemType::RAID_STRIPE => owner == TreeId::RAID_STRIPE,
+        ItemType::IDENTITY_REMAP | ItemType::REMAP | ItemType::REMAP_BACKREF => owner == TreeId::REMAP,
         ItemType::QGROUP_STATUS | ItemType::QGROUP_INFO | ItemType::QGROUP_LIMIT | ItemType::QGROUP_RELATION => {
             owner == TreeId::QUOTA
         }

@@ -40,7 +40,8 @@ fn structures() -> BTreeMap<&'static str, Structure> {
             total_bytes, bytes_used, root_dir_objectid, num_devices, sectorsize, nodesize, __unused_leafsize,
             stripesize, sys_chunk_array_size, chunk_root_generation, compat_flags, compat_ro_flags, incompat_flags,
             csum_type, root_level, chunk_root_level, log_root_level, dev_item, label, cache_generation,
-            uuid_tree_generation, metadata_uuid, nr_global_roots, reserved, sys_chunk_array, super_roots, padding,
+            uuid_tree_generation, metadata_uuid, nr_global_roots, remap_root, remap_root_generation, remap_root_level,
+            reserved, sys_chunk_array, super_roots, padding,
         }
         RootBackup {
             tree_root, tree_root_gen, chunk_root, chunk_root_gen, extent_root, extent_root_gen, fs_root, fs_root_gen,
@@ -84,6 +85,8 @@ fn structures() -> BTreeMap<&'static str, Structure> {
         SharedDataRef { count }
         TreeBlockInfo { key, level }
         BlockGroupItem { used, chunk_objectid, flags }
+        BlockGroupItemV2 { used, chunk_objectid, flags, remap_bytes, identity_remap_count }
+        RemapItem { address }
         FreeSpaceInfo { extent_count, flags }
         QgroupStatusItem { version, generation, flags, rescan }
         QgroupInfoItem { generation, rfer, rfer_cmpr, excl, excl_cmpr }

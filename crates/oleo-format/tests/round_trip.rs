@@ -205,6 +205,7 @@ proptest! {
         let _ = UuidItem::parse(&item);
         let _ = QgroupStatus::parse(&item);
         let _ = RaidStripe::parse(&item);
+        let _ = BlockGroupItemV2::decode(&item);
         let _ = data_use(&key, &item);
     }
 }

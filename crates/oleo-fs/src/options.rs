@@ -48,7 +48,7 @@ pub trait UuidSource: Send + Sync {
     fn fresh(&self) -> Uuid;
 }
 
-/// Random UUIDs from the system. Where there is none below (WebAssembly) volumes are only read, and nothing asks for any.
+/// Random UUIDs from the system. Where there is none below (WebAssembly) nobody makes volumes or subvolumes: only that asks for any.
 pub struct RandomUuids;
 
 impl UuidSource for RandomUuids {
@@ -59,7 +59,7 @@ impl UuidSource for RandomUuids {
         }
         #[cfg(target_family = "wasm")]
         {
-            unreachable!("subvolumes are made without a source of random numbers")
+            unreachable!("something is made without a source of random numbers")
         }
     }
 }

@@ -76,7 +76,7 @@ fn the_kernel_finishes_what_we_began() -> anyhow::Result<()> {
         }
         drop(fs);
         oracle.must_be_sound(&[&image], &format!("round {round}, {steps} steps into tree {tree}"))?;
-        let mounted = oracle.mount(&[&image], "")?;
+        let mounted = oracle.mount(&[&image], "commit=1")?;
         run("btrfs", ["subvolume", "sync", &mounted.path().display().to_string()])?;
         let after = Manifest::of_dir(&mounted.path().join(survivor), Detail::default())?;
         before.must_equal(&after, &Ignore::default(), &format!("round {round}, {survivor}"));

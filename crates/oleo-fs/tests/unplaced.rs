@@ -118,6 +118,50 @@ fn in_turns_it_costs_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Goal: what the inode knows of where its extents end is enough to place a preallocation: no tree is looked into; and what comes of
+/// it, of bytes behind others, and of a cut, is right. Method: files that are in the tree as they are, all blocks forgotten: a look would read
+/// one. Sizes, space and extents of what was done, before and after it is on disk.
+#[test]
+fn trees_are_not_asked_for_what_is_known() -> anyhow::Result<()> {
+    let (device, fs) = in_memory(200 * MIB, 45)?;
+    let (f, longer, other) = (file(&fs, "f")?, file(&fs, "longer")?, file(&fs, "other")?);
+    let write = |f: &InodeRef, at: u64| -> anyhow::Result<()> {
+        fs.write(f, at, &[5; 8 << 10])?;
+        Ok(fs.flush(f)?)
+    };
+    write(&longer, 0)?;
+    fs.sync()?;
+    // The allocator reads where there is room.
+    write(&other, 0)?;
+    fs.engine().blocks().forget_all();
+    fs.preallocate(&f, 0, 8 * KIB, KeepSize::No)?;
+    fs.flush(&f)?;
+    assert_eq!(fs.engine().blocks().cached_bytes(), 0, "nothing was looked at");
+    write(&longer, 8 * KIB)?;
+    let spans = |fs: &Fs, f: &InodeRef| -> anyhow::Result<Vec<(u64, u64)>> {
+        Ok(fs.extents(f, 0, MIB)?.into_iter().map(|e| (e.at, e.len)).collect())
+    };
+    assert_eq!((fs.attr(&f).size, fs.attr(&f).nbytes, spans(&fs, &f)?), (8 * KIB, 8 * KIB, vec![(0, 8 * KIB)]));
+    fs.truncate(&f, 0)?;
+    assert_eq!((fs.attr(&f).size, fs.attr(&f).nbytes, spans(&fs, &f)?), (0, 0, vec![]));
+    fs.preallocate(&f, 4 * KIB, 8 * KIB, KeepSize::No)?;
+    fs.sync()?;
+    let look = |fs: &Fs| -> anyhow::Result<_> {
+        let root = fs.root(TreeId::FS)?;
+        let mut found = Vec::new();
+        for name in [&b"f"[..], b"longer"] {
+            let f = fs.lookup(&root, name)?.ok_or(FsError::NotFound)?;
+            found.push((fs.attr(&f).size, fs.attr(&f).nbytes, spans(fs, &f)?.iter().map(|(_, len)| len).sum::<u64>()));
+        }
+        Ok(found)
+    };
+    let want = vec![(12 * KIB, 8 * KIB, 8 * KIB), (16 * KIB, 16 * KIB, 16 * KIB)];
+    assert_eq!(look(&fs)?, want);
+    drop((f, longer, other, fs));
+    assert_eq!(look(&open(device)?)?, want);
+    Ok(())
+}
+
 /// Goal: "no space" comes from the call: every byte that was preallocated can be written, even where nothing else is free, and
 /// what files keep without needing it is given to whoever needs it. Method: files that were cut keep promises; others
 /// preallocate until they are refused, which must not be before nearly all is taken; then all of it is written, synced, verified.

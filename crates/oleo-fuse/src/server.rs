@@ -32,6 +32,7 @@ mod invalidate;
 mod ioctl;
 mod ioctl_balance;
 mod ioctl_btrfs;
+mod ioctl_device;
 mod ioctl_info;
 mod ioctl_numbers;
 mod ioctl_source;

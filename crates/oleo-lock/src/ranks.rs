@@ -411,9 +411,6 @@ ranks! {
     Wakeups, "oleo-space", "`Wakeups::waiting`", Leaf, No,
         "that something was told, to whoever waits for a load or for a held run",
         "a count, or a wait; whoever waits holds nothing else of this crate's";
-    MemberSlot, "oleo-volume", "`Member::slot` (read/write)", Leaf, No,
-        "the device behind a member, and what is to take its place",
-        "a copy";
     CopiedPlaces, "oleo-volume", "`Copying::state`", Leaf, No,
         "which bytes of devices are being copied, and which written meanwhile",
         "a look, an addition or a removal, or a wait";

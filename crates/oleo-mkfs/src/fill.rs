@@ -13,7 +13,10 @@ mod entry;
 mod from_dir;
 mod from_tar;
 mod install;
+#[cfg(not(target_os = "linux"))]
+mod no_reflink;
 mod pool;
+#[cfg(target_os = "linux")]
 mod reflink;
 mod tar;
 mod walk;
@@ -25,6 +28,9 @@ use oleo_fs::data::Compress;
 use self::entry::{UnpreparedPiece, Whole};
 pub use self::from_dir::{fill_from_dir, fill_one};
 pub use self::from_tar::fill_from_tar;
+#[cfg(not(target_os = "linux"))]
+pub use self::no_reflink::Reflink;
+#[cfg(target_os = "linux")]
 pub use self::reflink::Reflink;
 use crate::MkfsError;
 

@@ -1,6 +1,8 @@
 //! Makes a btrfs file system: writes the first trees ([`make`]), and fills it from a directory ([`fill_from_dir`]) or a
 //! tar archive ([`fill_from_tar`]).
 //!
+//! Directories are walked on Linux only; elsewhere a fill from one is refused (`EOPNOTSUPP`).
+//!
 //! Everything here is deterministic: [`MkfsOptions`] supplies clock and randomness; only [`MkfsOptions::unique`] asks
 //! the system for them.
 

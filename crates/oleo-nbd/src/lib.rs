@@ -6,6 +6,11 @@
 //! Durability passes through unchanged: a flush is answered when the device has flushed, a write with FUA when it is
 //! durable, and after a failure nothing is promised any more.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "network block devices need Linux: use oleo with default-features = false, features = [\"zlib\", \"lzo\", \"zstd\"]"
+);
+
 pub mod channel;
 mod client;
 mod error;

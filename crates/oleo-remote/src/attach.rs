@@ -4,7 +4,8 @@
 //! did not close it, that is refused, unless its claim runs out while we watch, or we were told to take over, or the local
 //! log says that it was a process of this machine, which is gone; (3) a head
 //! with the next epoch and the same contents takes its place, from which moment on no older writer can publish; (4) the
-//! store must refuse the same a second time, or it does not keep conditions and is refused; (5) what the head says is
+//! store must refuse the same a second time, or it does not keep conditions and is refused (where no answer comes to that,
+//! the head is looked at, and opening goes on if it is still this writer's); (5) what the head says is
 //! replayed, and the frames of its tail are appended again to a segment of our own; (6) so are those that only the local
 //! log has (`local_log`), and they are published.
 //!
@@ -21,7 +22,7 @@ use crate::create::next_epoch;
 use crate::disk_cache::volume_dir;
 use crate::error::{RemoteError, StoreError};
 use crate::flush::publish;
-use crate::format::head::{Head, OWNER_LEN_MAX};
+use crate::format::head::{Head, OWNER_LEN_MAX, Outline};
 use crate::format::pins::{Pin, is_pin_name};
 use crate::local_log::LocalLog;
 use crate::options::{Durable, StoreOptions};
@@ -29,8 +30,8 @@ use crate::pin::{Lease, find_pin, key_of, take_lease, withdraw};
 use crate::replay::{again, replay, take_tail};
 use crate::seen;
 use crate::shared::Core;
-use crate::store::{Body, Cond, Deadline, Retry, Store, Version, Waits, put};
-use crate::swap::{HEAD, Swapped, read, swap, why_lost};
+use crate::store::{Body, Cond, Deadline, Retry, Store, Version, Waits, attempt, put};
+use crate::swap::{Found, HEAD, Swapped, find, read, swap, why_lost};
 
 /// Longest claim that is waited for; longer ones count as claims for ever.
 const CLAIM_MAX: Duration = Duration::from_secs(3600);
@@ -38,6 +39,9 @@ const CLAIM_MAX: Duration = Duration::from_secs(3600);
 pub(crate) const STALE_TRIES: usize = 4;
 /// How often a lease is asked for, when the head is replaced and what it had is gone in the meantime.
 pub(crate) const LEASE_TRIES: usize = 8;
+/// How often a head that was replaced is put once more when no answer comes to that: a store may well end the connection of a request that it
+/// refuses before it has read all of it.
+const UNCLEAR_TRIES: u32 = 3;
 /// How often a head is looked at during a claim.
 const CLAIM_LOOKS: u32 = 10;
 
@@ -164,7 +168,7 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
         Swapped::Other(found, _) => return Err(why_lost(&mine, Some(&found), &*store)),
         Swapped::Gone => return Err(why_lost(&mine, None, &*store)),
     };
-    check_conditions(&*store, options, &mine, old, deadline)?;
+    check_conditions(&*store, options, (&mine, &version), old, deadline)?;
     let mut core = Core::new(store, mine, Some(version), options, true)?;
     note_seen(&core)?;
     replay(&core, deadline)?;
@@ -237,25 +241,45 @@ fn watch(
     }
 }
 
-/// Puts the head of this writer where the one before it is expected, which must fail.
+/// Puts the head of this writer where the one before it is expected, which must fail. Where the answers do not say, the head does: one that
+/// is still this writer's, and no newer version, has not been replaced a second time, as far as anybody can know. The store was probed when the
+/// volume was made, and whoever is put over finds that with the next flush.
 fn check_conditions(
     store: &dyn Store,
     options: &StoreOptions,
-    mine: &Head,
+    (mine, version): (&Head, &Version),
     old: Cond,
     deadline: Deadline,
 ) -> Result<(), RemoteError> {
+    let again = || RemoteError::NoConditions { which: "a head that was replaced was replaced again" };
     let body = Body::from(mine.encode());
     let mut waits = Waits::new();
-    loop {
-        let until = deadline.min(options.host.now() + options.bounds.publish_try);
+    for tries in 1.. {
+        let until = attempt(&*options.host, deadline, options.bounds.publish_try);
         match put(store, HEAD, body.clone(), old.clone(), until) {
             Err(StoreError::Condition) => return Ok(()),
-            Ok(_) => return Err(RemoteError::NoConditions { which: "a head that was replaced was replaced again" }),
-            Err(e) if !waits.wait(&*options.host, deadline) => return Err(RemoteError::store("replace", HEAD, e)),
+            Ok(_) => return Err(again()),
             Err(_) => {}
         }
+        match find(store, HEAD, mine.key.as_ref(), deadline)? {
+            Found::Head(found, seen) if found.commit == mine.commit => {
+                if seen.generation.is_some() && version.generation.is_some() && seen.generation != version.generation {
+                    return Err(again());
+                }
+            }
+            Found::Head(found, _) if found.uuid == mine.uuid => return Err(RemoteError::Held { owner: found.owner }),
+            Found::Head(found, _) => return Err(why_lost(mine, Some(&found), store)),
+            Found::Closed(Outline { uuid, epoch, commit, sealed: _ }, ..) => {
+                return Err(why_lost(mine, Some(&Head { uuid, epoch, commit, ..Head::default() }), store));
+            }
+            Found::Damaged(e, _) => return Err(e.into()),
+            Found::Nothing => return Err(why_lost(mine, None, store)),
+        }
+        if tries == UNCLEAR_TRIES || !waits.wait(&*options.host, deadline) {
+            break;
+        }
     }
+    Ok(())
 }
 
 /// Refuses a state that is older than this machine has seen.

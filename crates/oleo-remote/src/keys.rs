@@ -21,7 +21,7 @@ use crate::error::{RemoteError, StoreError};
 use crate::format::key::{KEY_LEN_MAX, KeyObject, Opener, SLOT_COUNT_MAX, Slot};
 use crate::host::{Host, fill, nonce};
 use crate::seal::{Key, SECRET_LEN, Use};
-use crate::store::{Body, Cond, Deadline, Store, Version, get, put};
+use crate::store::{Body, Cond, Deadline, Store, TRY_MAX, Version, Waits, attempt, get, put};
 
 /// What argon2id takes for new passphrases: 64 MiB, three passes, one lane; about a quarter of a second.
 const OPENER: Opener = Opener::Passphrase { memory: 64 << 10, passes: 3, lanes: 1 };
@@ -268,7 +268,7 @@ pub(crate) fn add(
     let slot = new.slot(&has.open(&object)?, host)?;
     let name = name_of(&slot.id);
     let slots = object.slots.iter().cloned().chain([slot]).collect();
-    replace(store, uuid, KeyObject { slots, commit: host.random(), ..object }, version, deadline)?;
+    replace(store, uuid, &KeyObject { slots, commit: host.random(), ..object }, &version, host, deadline)?;
     Ok(name)
 }
 
@@ -291,23 +291,31 @@ pub(crate) fn remove(
         1 => {}
         _ => return Err(RemoteError::Key { what: "several keys of the volume begin so" }),
     }
-    replace(store, uuid, KeyObject { slots, commit: host.random(), ..object }, version, deadline)
+    replace(store, uuid, &KeyObject { slots, commit: host.random(), ..object }, &version, host, deadline)
 }
 
-/// Replaces the object, and finds out whether it was replaced where the answer does not say.
+/// Replaces the object, and finds out whether it was replaced where the answer does not say; while the old one is there that is asked for again.
 fn replace(
     store: &dyn Store,
     uuid: [u8; 16],
-    object: KeyObject,
-    version: Version,
+    object: &KeyObject,
+    version: &Version,
+    host: &dyn Host,
     deadline: Deadline,
 ) -> Result<(), RemoteError> {
     let name = KeyObject::key(uuid);
-    match put(store, &name, Body::from(object.encode()), Cond::Match(version), deadline) {
-        Ok(_) => Ok(()),
-        Err(error) => match read(store, uuid, deadline)? {
-            (now, _) if now.commit == object.commit => Ok(()),
-            _ => Err(RemoteError::store("replace", name, error)),
-        },
+    let body = Body::from(object.encode());
+    let mut waits = Waits::new();
+    loop {
+        let until = attempt(host, deadline, TRY_MAX);
+        let Err(error) = put(store, &name, body.clone(), Cond::Match(version.clone()), until) else { return Ok(()) };
+        let (found, there) = read(store, uuid, deadline)?;
+        if found.commit == object.commit {
+            return Ok(());
+        }
+        let is_final = matches!(error, StoreError::Condition | StoreError::Denied(_) | StoreError::Wrong(_));
+        if is_final || there != *version || !waits.wait(host, deadline) {
+            return Err(RemoteError::store("replace", name, error));
+        }
     }
 }

@@ -12,6 +12,11 @@
 //! Names of volumes are [`Url`]s, a store is a [`store::Store`], and what comes of both is a [`RemoteDevice`]. The bytes of
 //! the objects are in [`mod@format`]. What `btrfs send` writes is kept on a store without any volume: [`mod@streams`]. Nothing here knows anything of btrfs, and nothing reads the environment.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "volumes on object stores need Linux: use oleo with default-features = false, features = [\"zlib\", \"lzo\", \"zstd\"]"
+);
+
 mod append;
 mod attach;
 mod away;

@@ -20,7 +20,7 @@ use crate::format::map::{Root, parse_graves};
 use crate::format::pins::{PIN_COUNT_MAX, PINS_LEN_MAX, Pin, PinKind, Pins, is_pin_name};
 use crate::options::StoreOptions;
 use crate::shared::Core;
-use crate::store::{self, Body, Cond, Deadline, Op, Retry, Store, StoreTime, Version, Waits};
+use crate::store::{self, Body, Cond, Deadline, Op, Retry, Store, StoreTime, Version, Waits, attempt};
 use crate::swap::{HEAD, WRONG_TRIES, read};
 
 /// The key of the list.
@@ -288,7 +288,7 @@ fn change(
         if bytes.len() > PINS_LEN_MAX || pins.pins.len() > PIN_COUNT_MAX {
             return Err(RemoteError::Limit { what: format!("{PIN_COUNT_MAX} pins and leases are the most") });
         }
-        let until = deadline.min(host.now() + options.bounds.publish_try);
+        let until = attempt(host, deadline, options.bounds.publish_try);
         match store::put(store, PINS, Body::from(bytes), cond, until) {
             Ok(_) => return Ok(()),
             Err(e) if !waits.wait(host, deadline) => return Err(RemoteError::store("replace", PINS, e)),

@@ -10,7 +10,10 @@ use std::time::Duration;
 use crate::error::{RemoteError, StoreError};
 use crate::host::{Host, fill};
 use crate::options::StoreOptions;
-use crate::store::{Answer, Body, Cond, Deadline, Op, Retry, Store, StoreTime, Version, get, get_part, part_of, put};
+use crate::store::{
+    Answer, Body, Cond, Deadline, Op, Retry, Store, StoreTime, TRY_MAX, Version, Waits, attempt, get, get_part,
+    part_of, put,
+};
 
 /// Bytes of an object that is put in the place of another.
 const HEAD_LEN: usize = 4096;
@@ -109,17 +112,36 @@ impl Prober<'_> {
         out
     }
 
-    /// Stores, and finds out what became of it where the answer does not say. None: the condition did not hold.
+    /// Stores, and finds out what became of it where the answer does not say; while the condition still holds it is asked for again. None: the
+    /// condition did not hold.
     fn put(&mut self, name: &str, body: &[u8], cond: Cond) -> Result<Option<Version>, RemoteError> {
         let key = self.key(name);
-        match put(&self.store, &key, Body::from(body.to_vec()), cond, self.deadline) {
-            Ok(version) => Ok(Some(version)),
-            Err(StoreError::Condition | StoreError::Absent) => Ok(None),
-            Err(StoreError::Unknown(_) | StoreError::TimedOut | StoreError::Throttled | StoreError::Away(_)) => {
-                self.report.unclear += 1;
-                Ok(self.get(name)?.filter(|(now, _)| now == body).map(|(_, version)| version))
+        let mut waits = Waits::new();
+        loop {
+            let until = attempt(self.host, self.deadline, TRY_MAX);
+            let failed = match put(&self.store, &key, Body::from(body.to_vec()), cond.clone(), until) {
+                Ok(version) => return Ok(Some(version)),
+                Err(StoreError::Condition | StoreError::Absent) => return Ok(None),
+                Err(e @ (StoreError::Denied(_) | StoreError::Wrong(_))) => {
+                    return Err(RemoteError::store("put", key, e));
+                }
+                Err(
+                    e @ (StoreError::Unknown(_) | StoreError::TimedOut | StoreError::Throttled | StoreError::Away(_)),
+                ) => e,
+            };
+            self.report.unclear += 1;
+            let holds = match (self.get(name)?, &cond) {
+                (Some((now, version)), _) if now == body => return Ok(Some(version)),
+                (Some((_, there)), Cond::Match(version)) => there == *version,
+                (None, Cond::Match(_)) | (Some(_), Cond::Absent) => false,
+                (None, Cond::Absent) | (_, Cond::None) => true,
+            };
+            if !holds {
+                return Ok(None);
             }
-            Err(e) => Err(RemoteError::store("put", key, e)),
+            if !waits.wait(self.host, self.deadline) {
+                return Err(RemoteError::store("put", key, failed));
+            }
         }
     }
 

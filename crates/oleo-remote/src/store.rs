@@ -30,7 +30,7 @@ pub use counted::Counted;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use retry::Retry;
-pub(crate) use retry::{REPEATED, Waits};
+pub(crate) use retry::{REPEATED, TRY_MAX, Waits, attempt};
 
 /// When an operation must be over, on the clock of [`crate::Host`].
 pub type Deadline = Duration;

@@ -22,8 +22,7 @@ use crate::host::Host;
 use crate::keys::KeySource;
 use crate::options::Bounds;
 use crate::seal::Key;
-use crate::store::Waits;
-use crate::store::{self, Body, Cond, Deadline, Store, Version};
+use crate::store::{self, Body, Cond, Deadline, Store, Version, Waits, attempt};
 
 /// The key of the head.
 pub(crate) const HEAD: &str = "head";
@@ -120,7 +119,7 @@ pub(crate) fn swap(
     let body = Body::from(bytes);
     let mut waits = Waits::new();
     loop {
-        let until = deadline.min(host.now() + bounds.publish_try);
+        let until = attempt(host, deadline, bounds.publish_try);
         let failed = match store::put(store, HEAD, body.clone(), cond.clone(), until) {
             Ok(version) => return Ok(Swapped::Mine(version)),
             Err(e) => e,

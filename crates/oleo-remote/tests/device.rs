@@ -1,9 +1,12 @@
 //! A volume compared with a vector of bytes, opened again and again, on stores that work.
 
+mod kit;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use kit::Still;
 use oleo_device::{Device, DeviceError, ExtentKind, Op, ReadReq, WriteReq, Zeroing};
 use oleo_remote::store::{Deadline, FileStore, MemoryStore, Op as StoreOp, Store, StoreTime, Ticket};
 use oleo_remote::{Host, RemoteDevice, RemoteError, StoreError, StoreOptions, SystemHost, create};
@@ -233,21 +236,6 @@ fn many_threads() {
     }
 }
 
-/// Time that passes when it is told to, and sleeps that take none of anybody's.
-struct Still(std::sync::Mutex<Duration>);
-
-impl Host for Still {
-    fn now(&self) -> Duration {
-        *self.0.lock().expect("lock")
-    }
-    fn sleep(&self, time: Duration) {
-        *self.0.lock().expect("lock") += time;
-    }
-    fn random(&self) -> [u8; 16] {
-        SystemHost::new().random()
-    }
-}
-
 /// A store that has too much to do when the first segments come.
 struct Busy(MemoryStore, AtomicU32);
 
@@ -272,7 +260,7 @@ impl Store for Busy {
 #[test]
 fn flushed_long_after() {
     for failures in [1, u32::MAX] {
-        let host = Arc::new(Still(Duration::ZERO.into()));
+        let host = Arc::new(Still::default());
         let mut options = small();
         options.host = host.clone();
         let store = Arc::new(Busy(MemoryStore::new(), failures.into()));

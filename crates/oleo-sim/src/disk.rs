@@ -98,12 +98,16 @@ struct State {
     pending: Vec<Change>,
     writes: u64,
     flushes: u64,
+    runs: u64,
+    /// Where the last write ended, if it was not flushed yet.
+    run_end: Option<u64>,
 }
 
 impl SimDisk {
     /// A disk with these contents.
     pub fn new(name: &str, contents: MemDevice, power: &Power) -> SimDisk {
-        let state = State { stable: contents.copy(), pending: Vec::new(), writes: 0, flushes: 0 };
+        let state =
+            State { stable: contents.copy(), pending: Vec::new(), writes: 0, flushes: 0, runs: 0, run_end: None };
         SimDisk { name: name.into(), seen: contents, state: Mutex::new(state), power: power.clone() }
     }
 
@@ -123,6 +127,11 @@ impl SimDisk {
             let _done = change.apply(&disk, &mut || rng.below(8) < kept_of_eight);
         }
         disk
+    }
+
+    /// How many writes there were if those that go on where the one before ended are one, as a disk gets them.
+    pub fn runs(&self) -> u64 {
+        self.state().runs
     }
 
     /// How many writes and flushes there were.
@@ -157,6 +166,8 @@ impl Device for SimDisk {
         self.seen.write_at(offset, buf)?;
         state.pending.push(Change::Write(offset, buf.to_vec()));
         state.writes += 1;
+        state.runs += u64::from(state.run_end != Some(offset));
+        state.run_end = Some(offset + buf.len() as u64);
         Ok(())
     }
 
@@ -169,6 +180,7 @@ impl Device for SimDisk {
             change.apply(&state.stable, &mut || true)?;
         }
         state.flushes += 1;
+        state.run_end = None;
         Ok(())
     }
 

@@ -11,12 +11,15 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::rng::Rng;
 
 /// Bytes that are passed on at a time.
 const PIECE_LEN: usize = 64 << 10;
+/// Connections that are open at a time, of two descriptors each: for one more, the one that was silent for longest ends, as servers end them. More
+/// than clients need, and few beside the 1024 descriptors that a process usually may have.
+pub const CONNECTION_MAX: usize = 200;
 
 /// What goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -51,10 +54,47 @@ struct Shared {
 struct State {
     faults: Faults,
     rng: Rng,
-    /// Both ends of each connection that has not ended.
-    open: BTreeMap<u64, [TcpStream; 2]>,
+    /// Each connection that has not ended.
+    open: BTreeMap<u64, Arc<Connection>>,
     /// How many there were.
     made: u64,
+}
+
+/// A client, its way to the server, and since when it is silent.
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+    begun: Instant,
+    /// When bytes came last, in microseconds after it began.
+    last: AtomicU64,
+    /// Whether the client's bytes were the last ones: then an answer is due.
+    asked: AtomicBool,
+}
+
+impl Connection {
+    fn new(client: TcpStream, server: SocketAddr) -> std::io::Result<Connection> {
+        let server = TcpStream::connect(server)?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        Ok(Connection { client, server, begun: Instant::now(), last: 0.into(), asked: false.into() })
+    }
+
+    fn end(&self) {
+        for stream in [&self.client, &self.server] {
+            // It may be broken already.
+            let _broken = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn is_used(&self) {
+        self.last.store(self.begun.elapsed().as_micros() as u64, Ordering::SeqCst);
+    }
+
+    /// Whether nobody waits for an answer, and for how long no bytes came.
+    fn silent(&self) -> (bool, Duration) {
+        let last = Duration::from_micros(self.last.load(Ordering::SeqCst));
+        (!self.asked.load(Ordering::SeqCst), self.begun.elapsed().saturating_sub(last))
+    }
 }
 
 impl Proxy {
@@ -130,10 +170,23 @@ impl Shared {
     }
 
     fn break_all(&self) {
-        for stream in std::mem::take(&mut self.state().open).into_values().flatten() {
-            // It may be broken already.
-            let _broken = stream.shutdown(Shutdown::Both);
+        std::mem::take(&mut self.state().open).values().for_each(|connection| connection.end());
+    }
+
+    /// A connection more, and its number. The one that was silent for longest ends if there are too many.
+    fn begin(&self, client: TcpStream) -> std::io::Result<(u64, Arc<Connection>)> {
+        let connection = Arc::new(Connection::new(client, self.server)?);
+        let mut state = self.state();
+        if state.open.len() >= CONNECTION_MAX
+            && let Some((&number, _)) = state.open.iter().max_by_key(|(_, connection)| connection.silent())
+            && let Some(silent) = state.open.remove(&number)
+        {
+            silent.end();
         }
+        state.made += 1;
+        let number = state.made;
+        state.open.insert(number, connection.clone());
+        Ok((number, connection))
     }
 
     /// Whether one of so many is lost, this time.
@@ -154,40 +207,28 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         if shared.away.load(Ordering::SeqCst) {
             continue;
         }
-        let connected = client.and_then(|client| {
-            let server = TcpStream::connect(shared.server)?;
-            client.set_nodelay(true)?;
-            server.set_nodelay(true)?;
-            let ends = [client.try_clone()?, server.try_clone()?];
-            let number = {
-                let mut state = shared.state();
-                state.made += 1;
-                let number = state.made;
-                state.open.insert(number, ends);
-                number
-            };
-            let asked = Arc::new(AtomicBool::new(false));
-            for (from, to, is_answer) in [(client.try_clone()?, server.try_clone()?, false), (server, client, true)] {
-                let (shared, asked) = (shared.clone(), asked.clone());
-                std::thread::spawn(move || {
-                    pass(&shared, from, to, &asked, is_answer);
-                    // Both directions are shut down, and their descriptors are to be had again.
-                    shared.state().open.remove(&number);
-                });
-            }
-            Ok(())
-        });
         // A server that is not there breaks the connection, which the client sees.
-        drop(connected);
+        let Ok((number, connection)) = client.and_then(|client| shared.begin(client)) else { continue };
+        for is_answer in [false, true] {
+            let (shared, connection) = (shared.clone(), connection.clone());
+            std::thread::spawn(move || {
+                pass(&shared, &connection, is_answer);
+                // Both directions are shut down, and their descriptors are to be had again.
+                shared.state().open.remove(&number);
+            });
+        }
     }
 }
 
 /// Passes bytes on in one direction until one side ends it.
-fn pass(shared: &Shared, mut from: TcpStream, mut to: TcpStream, asked: &AtomicBool, is_answer: bool) {
+fn pass(shared: &Shared, connection: &Connection, is_answer: bool) {
+    let ends = (&connection.client, &connection.server);
+    let (mut from, mut to) = if is_answer { (ends.1, ends.0) } else { ends };
     let mut piece = vec![0; PIECE_LEN];
     while let Ok(len @ 1..) = from.read(&mut piece) {
+        connection.is_used();
         // The first bytes after the other side's.
-        if asked.swap(!is_answer, Ordering::SeqCst) == is_answer {
+        if connection.asked.swap(!is_answer, Ordering::SeqCst) == is_answer {
             let lost = if is_answer {
                 let delay = shared.state().faults.delay;
                 std::thread::sleep(delay);
@@ -206,10 +247,7 @@ fn pass(shared: &Shared, mut from: TcpStream, mut to: TcpStream, asked: &AtomicB
         let counter = if is_answer { &shared.down } else { &shared.up };
         counter.fetch_add(len as u64, Ordering::SeqCst);
     }
-    for stream in [from, to] {
-        // The other thread may have done so.
-        let _broken = stream.shutdown(Shutdown::Both);
-    }
+    connection.end();
 }
 
 #[cfg(test)]
@@ -287,5 +325,23 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(proxy.connections(), 0);
+    }
+
+    /// Goal: connections that nobody uses any more are bounded, those that are used stay. Method: more than there may be, of which none is ended
+    /// and one is used all the time.
+    #[test]
+    fn silent_connections() {
+        let proxy = Proxy::start(echo(), Faults::default(), 1).unwrap();
+        let mut used = TcpStream::connect(proxy.address()).unwrap();
+        let mut all = Vec::new();
+        for _ in 0..CONNECTION_MAX + 50 {
+            let mut stream = TcpStream::connect(proxy.address()).unwrap();
+            assert_eq!(ask(&mut stream).unwrap(), 5);
+            assert_eq!(ask(&mut used).unwrap(), 5);
+            all.push(stream);
+        }
+        assert_eq!(proxy.connections(), CONNECTION_MAX);
+        assert!(!ask(&mut all[0]).is_ok_and(|len| len > 0), "the first of them has ended");
+        assert_eq!(ask(all.last_mut().unwrap()).unwrap(), 5);
     }
 }

@@ -7,7 +7,7 @@
 //! END, or when the next subvolume begins, the target finishes the subvolume: it records what was received and makes it
 //! read-only.
 //!
-//! Targets: [`FsTarget`], a btrfs file system opened by Oleo; [`DirTarget`], a directory of any file system.
+//! Targets: [`FsTarget`], a btrfs file system opened by Oleo; on Linux `DirTarget`, too, a directory of any file system.
 //!
 //! Invariants: only the subvolume being received is changed. No path leaves it: components are names, links on the way
 //! are not followed, other subvolumes are not entered. Memory is bounded whatever the stream contains: a few blocks,
@@ -20,7 +20,9 @@
 //! Not here: opening images, permissions, committing at the end.
 
 mod blocks;
+#[cfg(target_os = "linux")]
 mod copy_tree;
+#[cfg(target_os = "linux")]
 mod dir_target;
 mod fs_target;
 mod interpret;
@@ -37,8 +39,9 @@ use uuid::Uuid;
 
 use crate::{Limits, StreamError};
 
-pub(crate) use dir_target::unpack;
+#[cfg(target_os = "linux")]
 pub use dir_target::{DirOptions, DirTarget};
+pub(crate) use fs_target::unpack;
 pub use fs_target::{FsTarget, FsTargetOptions};
 pub use interpret::receive;
 pub use mark::{MARK, Mark};

@@ -134,7 +134,8 @@ impl Blocks {
     }
 
     /// As [`at`](Self::at) for many blocks, each of which some tree must name: those that are not of the open transaction are
-    /// read in one batch. Blocks that cannot be read are left out; `at` reads them again and says what is wrong.
+    /// read in one batch. Blocks that cannot be read are left out; `at` reads them again and says what is wrong. Leaves of
+    /// subvolumes that are read are the caller's alone.
     pub fn at_many(&self, wanted: &[Logical], dirty: &Dirty) -> Vec<Arc<Node>> {
         let mut found = Vec::with_capacity(wanted.len());
         let mut missing = Vec::with_capacity(wanted.len());

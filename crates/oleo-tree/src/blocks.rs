@@ -254,12 +254,16 @@ impl Blocks {
         Ok(node)
     }
 
-    /// As [`read_any`](Self::read_any) for many, in one batch; without those that cannot be read.
+    /// As [`read_any`](Self::read_any) for many, in one batch; without those that cannot be read. Leaves of subvolumes do
+    /// not go into the cache: whoever reads those of a whole group has no use for them afterwards, and they would drive out
+    /// what others have use for.
     pub(crate) fn read_any_many(&self, expects: &[NodeExpect]) -> Vec<Arc<Node>> {
         let read = self.reader.read_blocks(expects).into_iter().flatten();
         read.map(|block| {
             let node = Arc::new(Node::new(block));
-            self.remember(node.clone());
+            if !node.is_leaf() || !has_foreign_blocks(node.owner()) {
+                self.remember(node.clone());
+            }
             node
         })
         .collect()

@@ -65,6 +65,14 @@ impl Node {
         self.kids.read().as_ref()?[slot].clone()
     }
 
+    /// The bytes of a block that is to be another: its own if nobody else has it, else a copy.
+    pub(crate) fn bytes_of(node: Arc<Node>) -> Box<[u8]> {
+        match Arc::try_unwrap(node) {
+            Ok(node) => node.block.into_bytes(),
+            Err(node) => node.bytes().into(),
+        }
+    }
+
     /// Releases the children: they are on disk now.
     pub(crate) fn release_children(&self) {
         if self.holds.swap(false, Ordering::Relaxed) {

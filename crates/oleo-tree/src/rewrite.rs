@@ -23,28 +23,26 @@ pub struct Rewrite {
 }
 
 impl Blocks {
-    /// Copies a block of which some children, or some data, are elsewhere now: `child` and `data` map old addresses to
-    /// new ones.
+    /// A block of which some children, or some data, are elsewhere now, as another block: `child` and `data` map old
+    /// addresses to new ones. Nothing is copied if nobody else has the old one.
     pub fn rewritten(
         &self,
-        node: &Node,
+        node: Arc<Node>,
         how: &Rewrite,
         child: impl Fn(Logical) -> Option<Arc<Node>>,
         data: impl Fn(Logical) -> Option<Logical>,
     ) -> Arc<Node> {
-        let mut bytes: Box<[u8]> = node.bytes().into();
         let mut head = node.head();
         head.logical = how.to;
         // A block of a seed becomes one of the volume that was made of it.
         head.fsid = self.rules().fsid;
         head.generation = how.generation;
         head.flags.set(HeaderFlags::RELOC, how.relocated);
-        head.stamp(&mut bytes);
-        let mut kids = Vec::new();
+        let (mut kids, mut children, mut extents) = (Vec::new(), Vec::new(), Vec::new());
         if node.is_leaf() {
             for (slot, (key, item)) in node.iter().enumerate() {
                 if let Some(to) = data_use(&key, item).and_then(|used| data(used.extent)) {
-                    set_data_extent(&mut bytes, slot, to);
+                    extents.push((slot, to));
                 }
             }
         } else {
@@ -52,10 +50,18 @@ impl Blocks {
             for slot in 0..node.len() {
                 let new = child(node.child(slot).logical);
                 if let Some(new) = &new {
-                    set_child(&mut bytes, slot, new.logical(), new.generation());
+                    children.push((slot, new.logical(), new.generation()));
                 }
                 kids.push(new.or_else(|| node.kid(slot)));
             }
+        }
+        let mut bytes = Node::bytes_of(node);
+        head.stamp(&mut bytes);
+        for (slot, to) in extents {
+            set_data_extent(&mut bytes, slot, to);
+        }
+        for (slot, to, generation) in children {
+            set_child(&mut bytes, slot, to, generation);
         }
         seal(&mut bytes, self.rules().csum);
         let block = CheckedNode::trust(bytes);

@@ -13,6 +13,7 @@ mod bookkeeping;
 mod commit;
 mod copies;
 mod count;
+mod counted;
 mod csums;
 mod data_ahead;
 pub mod devices;

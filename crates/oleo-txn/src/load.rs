@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::Weak;
 
 use oleo_format::{
-    BlockGroupItem, ByteLen, CompatRo, Generation, Incompat, ItemType, Key, Logical, RootBackup, SuperBlock, TreeId,
+    BlockGroupFlags, BlockGroupItemV2, ByteLen, CompatRo, Generation, Incompat, ItemType, Key, Logical, RootBackup,
+    SuperBlock, TreeId,
 };
 use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
 use oleo_tree::{Blocks, TreeRoot};
@@ -71,6 +72,9 @@ impl Engine {
         let inner = &*engine.0;
         inner.trees.set(state(root_tree.clone()));
         inner.trees.set(state(chunk_tree));
+        if let Some((root, generation, level)) = sb.remap_tree() {
+            inner.trees.set(state(TreeRoot::on_disk(TreeId::REMAP, root, generation, level)));
+        }
         if !opts.read_only {
             refuse_unwritable(inner)?;
         }
@@ -108,6 +112,7 @@ fn refuse_unwritable(inner: &Inner) -> Result<(), TxnError> {
     for (feature, name) in [
         (Incompat::ZONED, "zoned devices"),
         (Incompat::RAID_STRIPE_TREE, "the raid-stripe tree"),
+        (Incompat::REMAP_TREE, "the remap tree"),
         (Incompat::EXTENT_TREE_V2, "extent tree v2"),
     ] {
         if features.incompat.contains(feature) {
@@ -145,7 +150,7 @@ fn load_groups(inner: &Inner) -> Result<(), TxnError> {
     chunks.sort_unstable_by_key(|c| c.start);
     let read = |chunks: &[Arc<ChunkMap>]| read_group_items(&inner.blocks, &root, chunks);
     for some in chunks.chunks(GROUPS_PER_TASK * TASKS) {
-        let found: Vec<Vec<Option<BlockGroupItem>>> = if some.len() <= GROUPS_PER_TASK {
+        let found: Vec<Vec<Option<BlockGroupItemV2>>> = if some.len() <= GROUPS_PER_TASK {
             vec![read(some)?]
         } else {
             inner.commit_workers.run(|| some.par_chunks(GROUPS_PER_TASK).map(read).collect::<Result<_, _>>())?
@@ -162,12 +167,12 @@ fn read_group_items(
     blocks: &Blocks,
     root: &TreeRoot,
     chunks: &[Arc<ChunkMap>],
-) -> Result<Vec<Option<BlockGroupItem>>, TxnError> {
+) -> Result<Vec<Option<BlockGroupItemV2>>, TxnError> {
     let keys: Vec<Key> = chunks.iter().map(|c| Key::new(c.start.0, ItemType::BLOCK_GROUP_ITEM, c.len.0)).collect();
     let mut found = vec![None; keys.len()];
     let mut wrong = None;
-    blocks.get_many(root, &keys, |i, data| match data.map(BlockGroupItem::parse).transpose() {
-        Ok(item) => found[i] = item.copied(),
+    blocks.get_many(root, &keys, |i, data| match data.map(BlockGroupItemV2::decode).transpose() {
+        Ok(item) => found[i] = item,
         Err(e) => wrong = wrong.take().or(Some(e)),
     })?;
     wrong.map_or(Ok(found), |e| Err(e.into()))
@@ -175,16 +180,21 @@ fn read_group_items(
 
 fn add_groups<'a>(
     inner: &Inner,
-    groups: impl Iterator<Item = (&'a Arc<ChunkMap>, BlockGroupItem)>,
+    groups: impl Iterator<Item = (&'a Arc<ChunkMap>, BlockGroupItemV2)>,
 ) -> Result<(), TxnError> {
-    let info = |(chunk, item): (&Arc<ChunkMap>, BlockGroupItem)| {
-        let flags = oleo_format::BlockGroupFlags::from_bits_retain(item.flags.get());
+    let info = |(chunk, item): (&Arc<ChunkMap>, BlockGroupItemV2)| {
+        // What the group has in its own place counts, whosever it is: so the bytes of all groups are those on the devices.
+        let flags = item.group_flags() - BlockGroupFlags::REMAPPED;
+        let used = inner
+            .volume
+            .unmoved_bytes(chunk)
+            .map_or(item.used.get().saturating_add(item.remap_bytes.get()), |len| len.0);
         inner.growth.note_found(flags);
         GroupInfo {
             start: chunk.start,
             len: chunk.len,
             flags,
-            used: ByteLen(item.used.get()),
+            used: ByteLen(used.min(chunk.len.0)),
             excluded: sum_of(&inner.volume.withheld_ranges_in(chunk)),
             free_extents: None,
             read_only: inner.rules.read_only || inner.volume.is_on_seed(chunk),

@@ -37,6 +37,7 @@ use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::Reservation;
 
 use crate::barrier::SHARDS;
+use crate::counted::Counted;
 use crate::options::Need;
 use crate::slabs::{Amount, Slabs};
 
@@ -66,35 +67,9 @@ struct Held {
     last: Option<Reservation>,
 }
 
-/// Items and item bytes that are counted in, what is ahead included. On lines of their own.
-#[repr(align(128))]
-#[derive(Default)]
-struct Counted {
-    items: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Counted {
-    /// Counts in; returns the sum.
-    fn add(&self, more: Amount) -> Amount {
-        let items = self.items.fetch_add(more.items, Ordering::SeqCst);
-        let bytes = self.bytes.fetch_add(more.bytes, Ordering::SeqCst);
-        Amount { items, bytes }.plus(more)
-    }
-
-    fn sub(&self, less: Amount) {
-        self.items.fetch_sub(less.items, Ordering::SeqCst);
-        self.bytes.fetch_sub(less.bytes, Ordering::SeqCst);
-    }
-
-    fn get(&self) -> Amount {
-        Amount { items: self.items.load(Ordering::SeqCst), bytes: self.bytes.load(Ordering::SeqCst) }
-    }
-}
-
 pub(crate) struct MetadataReserve {
     nodesize: u64,
-    /// Operations of the open transaction.
+    /// Operations of the open transaction, with what is ahead.
     charged: Counted,
     charged_ahead: Slabs,
     /// What writes that are still buffered will need when they are flushed, in whichever transaction that is.
@@ -139,9 +114,9 @@ impl MetadataReserve {
     pub(crate) fn new(nodesize: u32) -> MetadataReserve {
         MetadataReserve {
             nodesize: u64::from(nodesize),
-            charged: Counted::default(),
+            charged: Counted::new(),
             charged_ahead: Slabs::new(SHARDS),
-            promised: Counted::default(),
+            promised: Counted::new(),
             promised_ahead: Slabs::new(SHARDS),
             covered: AtomicU64::new(0),
             existing: AtomicU64::new(0),
@@ -178,7 +153,7 @@ impl MetadataReserve {
 
     /// No less than that, and cheaper to know: what is ahead is counted.
     pub(crate) fn items_at_most(&self) -> u64 {
-        self.charged.items.load(Ordering::Relaxed)
+        self.charged.items()
     }
 
     /// Counts out what is ahead; whether anything was. The lock is held since a freeze counts anew, and only what it has not seen is
@@ -218,12 +193,8 @@ impl MetadataReserve {
 
     /// Counts so much in if what is held covers it.
     fn count_in(&self, amount: Amount, releasing: bool) -> bool {
-        let all = self.charged.add(amount);
-        let counted = !self.alone.load(Ordering::SeqCst) && self.shortfall(all, releasing).is_none();
-        if !counted {
-            self.charged.sub(amount);
-        }
-        counted
+        let is_covered = |all| !self.alone.load(Ordering::SeqCst) && self.shortfall(all, releasing).is_none();
+        self.charged.add_if(amount, is_covered)
     }
 
     /// Until the value is dropped no other operation is charged; those charged before are part of the next freeze.
@@ -249,15 +220,7 @@ impl MetadataReserve {
         // A commit that had nothing to write has not collected it.
         self.collect(&self.held.lock());
         // Others add for a moment what they take away again.
-        let charged = self.charged.items.compare_exchange(0, items, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if charged && free.0 < least {
-            self.charged.items.fetch_sub(items, Ordering::SeqCst);
-            return false;
-        }
-        if charged {
-            self.charged.bytes.fetch_add(bytes, Ordering::SeqCst);
-        }
-        charged
+        free.0 >= least && self.charged.add_first(Amount { items, bytes })
     }
 
     /// Counts in what a later operation will need, whatever transactions begin and end meanwhile; returns whether what is held covers it.
@@ -340,8 +303,9 @@ impl MetadataReserve {
     pub(crate) fn freeze(&self) {
         let mut held = self.held.lock();
         self.collect(&held);
-        held.frozen_items += self.charged.items.swap(0, Ordering::SeqCst);
-        held.frozen_bytes += self.charged.bytes.swap(0, Ordering::SeqCst);
+        let charged = self.charged.take();
+        held.frozen_items += charged.items;
+        held.frozen_bytes += charged.bytes;
         let Some(open) = held.open.take() else { return };
         let needed = self.bound(held.frozen_items, held.frozen_bytes).saturating_sub(held.frozen_len);
         let frozen = open.split(ByteLen(needed));

@@ -28,7 +28,7 @@ use crate::copies::{Copied, Counted};
 #[derive(Clone)]
 pub(crate) struct TreeState {
     pub(crate) root: TreeRoot,
-    /// `None` for the root tree and the chunk tree, which the superblock names.
+    /// `None` for the root tree, the chunk tree and the remap tree, which the superblock names.
     pub(crate) item: Option<RootItem>,
     /// The offset of the root item's key: the generation of its making for snapshots, else 0.
     pub(crate) key_offset: u64,

@@ -1,7 +1,7 @@
 //! The explorer: a server for one reader's browser on the same machine, which only reads.
 //!
 //! Normal path: (1) [`Explorer::start`] binds a port of the loopback address and draws a token; (2) a thread with a runtime accepts connections (`server.rs`); (3) each request is
-//! compared with what may be asked (`guard.rs`) before anything is opened; (4) what it asks for is read on a thread that may wait (`routes.rs`, and `oleo-browse` for all that needs files and trees only), and answered
+//! compared with what may be asked (`guard.rs`) before anything is opened; (4) what it asks for is read on a thread that may wait (`routes.rs`, [`answers`](crate::answers), and `oleo-browse` for all that needs files and trees only), and answered
 //! whole or piece by piece (`body.rs`).
 //!
 //! Whoever has the token sees what the user who started the explorer can read. So the token is in the address and nowhere else, other hosts' names and other origins are refused, and
@@ -12,9 +12,7 @@
 //!
 //! On a volume that is mounted, what is shown is the last commit; when there is a new one, the volume is opened anew (`volume.rs`).
 
-mod archive;
 mod body;
-mod check;
 mod files;
 mod guard;
 mod reply;

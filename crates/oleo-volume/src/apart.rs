@@ -1,69 +1,111 @@
 //! Two sides of a volume that were each written without the other, told from one that only missed writes.
 //!
-//! A device that missed writes knows the beginning of the other's history: what its superblock says was once said by the other's, too. So of each root
-//! that both superblocks name:
+//! A device that missed writes knows the beginning of the other's history. Two histories are told by the roots of trees that superblocks name: of the chunk tree,
+//! and of five trees in each of four backups. What is named was the root of its tree from the transaction that wrote it to the one in which the superblock, or the backup,
+//! was made. Where two superblocks say so of one moment, both name the same root at the same address, or there are two histories. If the newer superblock's own roots
+//! are as old as the older superblock, both devices have them, byte for byte, or there are two.
 //!
-//! | the newer superblock names | the older one, of transaction *a* | is |
+//! The kernel makes a backup while the next transaction has begun already, so it says less than it seems to:
+//!
+//! | a backup that names a root tree of transaction *t* | was made in | so |
 //! |---|---|---|
-//! | a root of a transaction up to *a* | the same, at the same address, with the same bytes | one history |
-//! | | anything else | two |
-//! | a root of a later transaction | one of the same transaction or an earlier one | nothing is known |
+//! | *t* is that of the superblock, the address is the superblock's, no other backup is like that, none is newer | *t* | its roots stood to the end of *t* |
+//! | any other | *t* or the transaction before | what it names of transactions before *t* stood to the end of *t* - 1; what it names of *t* may have moved since |
 //!
-//! Roots are those of the chunk tree, and of the trees that the newest backup in each superblock names; of one and the same transaction that of the root
-//! tree, too, which every commit writes anew. Backups of one transaction have to name the same root tree.
-//!
-//! Whatever is found here is certain: nothing but two histories leads to it. (Zeros in backups, and roots from beyond their own transaction, which the kernel writes
-//! there at times, say nothing. Neither does a copy of a root that is no sound block of that transaction: it may have rotted.) What is not found may still be two
-//! histories: if nothing was left where it was since they parted, there is nothing that could differ.
+//! Whatever is found here is certain: nothing but two histories leads to it. (Zeros in backups, and roots from beyond, say nothing. Neither do backups that contradict
+//! others of the same superblock, which happens if the kernel was told to go back to one, nor a copy of a root that is no sound block of that transaction: it may have
+//! rotted.) What is not found may still be two histories: if nothing was left where it was since they parted, there is nothing that could differ.
 
 use oleo_format::{CheckedNode, DevId, Generation, Logical, NodeExpect, NodeRules, RootBackup, SuperBlock};
 
 use crate::table::Table;
 
 /// The root of a tree, as a superblock names it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Root {
     generation: u64,
     at: u64,
     level: u8,
 }
 
-/// Trees whose roots a superblock names: the chunk tree, and those of a backup.
-const TREES: usize = 5;
+/// The root of a tree at all times from the transaction that wrote it to another.
+#[derive(Clone, Copy, Debug)]
+struct Stood {
+    /// Its place among the roots of a backup; the chunk tree's is 0.
+    tree: usize,
+    root: Root,
+    until: u64,
+}
 
-/// The roots that a superblock names besides that of the root tree; none where it says nothing.
-fn roots(sb: &SuperBlock) -> [Option<Root>; TREES] {
-    let is_own = |b: &&RootBackup| b.tree_root_gen == sb.generation && b.tree_root == sb.root;
-    let backup = sb.super_roots.iter().find(is_own).copied().unwrap_or_default();
-    let root = |generation: u64, at: u64, level: u8| {
-        let says = generation != 0 && at != 0 && generation <= sb.generation.get();
-        says.then_some(Root { generation, at, level })
+impl Stood {
+    /// Whether both speak of one moment, and name different roots.
+    fn contradicts(&self, other: &Stood) -> bool {
+        let is_common = self.root.generation.max(other.root.generation) <= self.until.min(other.until);
+        // The level is read last, and may be that of the next root.
+        let place = |root: Root| (root.generation, root.at);
+        self.tree == other.tree && is_common && place(self.root) != place(other.root)
+    }
+}
+
+/// The backup that was made in the superblock's own transaction, if there is but one that can be.
+fn own_backup(sb: &SuperBlock) -> Option<usize> {
+    let is_later = |b: &RootBackup| b.tree_root.get() != 0 && b.tree_root_gen > sb.generation;
+    let is_like_it = |b: &RootBackup| b.tree_root_gen == sb.generation && b.tree_root == sb.root;
+    let mut found = (0..sb.super_roots.len()).filter(|&i| is_like_it(&sb.super_roots[i]));
+    let own = found.next()?;
+    (found.next().is_none() && !sb.super_roots.iter().any(is_later)).then_some(own)
+}
+
+/// What a superblock says of its own transaction: the chunk tree's root, and those of its own backup.
+fn own_roots(sb: &SuperBlock) -> Vec<Stood> {
+    let until = sb.generation.get();
+    let chunk = root(sb.chunk_root_generation.get(), sb.chunk_root.get(), sb.chunk_root_level);
+    let backup = own_backup(sb).map(|own| of_backup(&sb.super_roots[own], until));
+    let chunk = chunk.map(|root| Stood { tree: 0, root, until }).filter(|stood| stood.root.generation <= until);
+    let all: Vec<Stood> = chunk.into_iter().chain(backup.into_iter().flatten()).collect();
+    if is_one_history(&all) { all } else { chunk.into_iter().collect() }
+}
+
+/// All that a superblock says.
+fn roots(sb: &SuperBlock) -> Vec<Stood> {
+    let is_past =
+        |b: &&RootBackup| b.tree_root.get() != 0 && b.tree_root_gen.get() <= sb.generation.get().saturating_add(1);
+    let backups = sb.super_roots.iter().filter(is_past);
+    let of_backups = backups.flat_map(|b| of_backup(b, b.tree_root_gen.get().saturating_sub(1)));
+    let own = own_roots(sb);
+    let all: Vec<Stood> = own.iter().copied().chain(of_backups).collect();
+    if is_one_history(&all) { all } else { own }
+}
+
+fn is_one_history(all: &[Stood]) -> bool {
+    all.iter().all(|a| all.iter().all(|b| !a.contradicts(b)))
+}
+
+fn root(generation: u64, at: u64, level: u8) -> Option<Root> {
+    (generation != 0 && at != 0).then_some(Root { generation, at, level })
+}
+
+/// What a backup names that stood to the end of a transaction.
+fn of_backup(b: &RootBackup, until: u64) -> impl Iterator<Item = Stood> {
+    let roots = [
+        root(b.chunk_root_gen.get(), b.chunk_root.get(), b.chunk_root_level),
+        root(b.extent_root_gen.get(), b.extent_root.get(), b.extent_root_level),
+        root(b.fs_root_gen.get(), b.fs_root.get(), b.fs_root_level),
+        root(b.dev_root_gen.get(), b.dev_root.get(), b.dev_root_level),
+        root(b.csum_root_gen.get(), b.csum_root.get(), b.csum_root_level),
+    ];
+    let stood = move |(tree, root): (usize, Option<Root>)| {
+        let root = root.filter(|root| root.generation <= until)?;
+        Some(Stood { tree, root, until })
     };
-    [
-        root(sb.chunk_root_generation.get(), sb.chunk_root.get(), sb.chunk_root_level),
-        root(backup.extent_root_gen.get(), backup.extent_root.get(), backup.extent_root_level),
-        root(backup.fs_root_gen.get(), backup.fs_root.get(), backup.fs_root_level),
-        root(backup.dev_root_gen.get(), backup.dev_root.get(), backup.dev_root_level),
-        root(backup.csum_root_gen.get(), backup.csum_root.get(), backup.csum_root_level),
-    ]
+    roots.into_iter().enumerate().filter_map(stood)
 }
 
 /// Whether superblocks say by themselves that their devices have two histories.
 pub(crate) fn written_apart(newer: &SuperBlock, older: &SuperBlock) -> bool {
-    let last = older.generation.get();
-    let contradict = |(new, old): (Option<Root>, Option<Root>)| match (new, old) {
-        (Some(new), Some(old)) => new.generation < old.generation || (new.generation <= last && new != old),
-        _ => false,
-    };
-    let is_kept = |b: &RootBackup, sb: &SuperBlock| b.tree_root.get() != 0 && b.tree_root_gen <= sb.generation;
-    let mut backups = newer.super_roots.iter().filter(|b| is_kept(b, newer));
-    let of_one = |b: &RootBackup| {
-        let is_other = |o: &RootBackup| o.tree_root_gen == b.tree_root_gen && o.tree_root != b.tree_root;
-        older.super_roots.iter().any(|o| is_kept(o, older) && is_other(o))
-    };
+    let (of_newer, of_older) = (roots(newer), roots(older));
     (newer.generation == older.generation && newer.root != older.root)
-        || roots(newer).into_iter().zip(roots(older)).any(contradict)
-        || backups.any(of_one)
+        || of_newer.iter().any(|new| of_older.iter().any(|old| new.contradicts(old)))
 }
 
 /// Whether a device has another block where both superblocks name one and the same root. They do not contradict each other.
@@ -79,7 +121,8 @@ pub(crate) fn roots_differ(
         at: newer.root.get(),
         level: newer.root_level,
     });
-    let mut common = roots(newer).into_iter().chain([of_root_tree]).flatten().filter(|root| root.generation <= last);
+    let mut common =
+        own_roots(newer).into_iter().map(|stood| stood.root).chain(of_root_tree).filter(|root| root.generation <= last);
     common.any(|root| {
         let (mine, others): (Vec<_>, Vec<_>) =
             copies(&root, rules, table).into_iter().partition(|(devid, _)| *devid == of_older);
@@ -112,51 +155,4 @@ fn copies(root: &Root, rules: &NodeRules, table: &Table) -> Vec<(DevId, Box<[u8]
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A superblock of a transaction: where its root tree is, and the trees with their transactions and addresses.
-    fn sb(generation: u64, root: u64, chunk: (u64, u64), fs: (u64, u64)) -> SuperBlock {
-        let mut sb = SuperBlock::default();
-        (sb.generation, sb.root) = (generation.into(), root.into());
-        (sb.chunk_root_generation, sb.chunk_root) = (chunk.0.into(), chunk.1.into());
-        sb.super_roots[generation as usize % 4] = RootBackup {
-            tree_root: root.into(),
-            tree_root_gen: generation.into(),
-            fs_root_gen: fs.0.into(),
-            fs_root: fs.1.into(),
-            ..RootBackup::default()
-        };
-        sb
-    }
-
-    /// Goal: exactly what contradicts is found. Method: pairs by hand.
-    #[test]
-    fn contradictions() {
-        let old = sb(10, 100, (7, 70), (9, 90));
-        for (apart, new) in [
-            (false, sb(10, 100, (7, 70), (9, 90))),
-            (false, sb(20, 200, (7, 70), (9, 90))),
-            (false, sb(20, 200, (11, 110), (12, 120))),
-            (false, sb(11, 100, (7, 70), (9, 90))),
-            // Roots that are from beyond, or missing, say nothing.
-            (false, sb(20, 200, (7, 70), (21, 5))),
-            (false, sb(20, 200, (7, 70), (0, 0))),
-            (true, sb(10, 101, (7, 70), (9, 90))),
-            (true, sb(20, 200, (6, 60), (12, 120))),
-            (true, sb(20, 200, (8, 80), (12, 120))),
-            (true, sb(20, 200, (7, 71), (12, 120))),
-            (true, sb(20, 200, (7, 70), (8, 80))),
-            (true, sb(20, 200, (7, 70), (10, 90))),
-        ] {
-            assert_eq!(written_apart(&new, &old), apart, "{new:?}");
-        }
-        let mut new = sb(12, 200, (11, 110), (12, 120));
-        new.super_roots[2] = RootBackup { tree_root: 100.into(), tree_root_gen: 10.into(), ..RootBackup::default() };
-        assert!(!written_apart(&new, &old));
-        new.super_roots[2].tree_root = 101.into();
-        assert!(written_apart(&new, &old), "their backups");
-        new.super_roots[2].tree_root_gen = 0.into();
-        assert!(!written_apart(&new, &old));
-    }
-}
+mod tests;

@@ -208,7 +208,7 @@ impl Volume {
     /// Makes a proposed chunk part of the map. Two chunks at one address are a mistake of the caller.
     pub fn add_chunk(&self, plan: &ChunkPlan) {
         let members = self.members.read();
-        let added = self.chunks.write().insert(plan.map.clone(), &members);
+        let added = self.chunks.change(|chunks| chunks.insert(plan.map.clone(), &members));
         assert!(added.is_ok(), "a plan is added before the next is made: {added:?}");
         for stripe in &plan.map.stripes {
             change_used(&members, stripe.devid, |used| used.saturating_add(plan.map.stripe_bytes().0));
@@ -219,12 +219,13 @@ impl Volume {
     /// [`remove_chunk`](Self::remove_chunk).
     pub fn retire_chunk(&self, start: Logical) -> Result<ChunkRemoval, VolumeError> {
         let members = self.members.read();
-        let mut chunks = self.chunks.write();
-        let placed = chunks.get(start).cloned().ok_or(VolumeError::Unmapped { at: start, len: 1 })?;
-        if chunks.retire(start) {
-            give_back(&members, &placed.map);
-        }
-        let map = placed.map;
+        let map = self.chunks.change(|chunks| {
+            let placed = chunks.get(start).cloned().ok_or(VolumeError::Unmapped { at: start, len: 1 })?;
+            if chunks.retire(start) {
+                give_back(&members, &placed.map);
+            }
+            Ok::<_, VolumeError>(placed.map)
+        })?;
         let extents = map.stripes.iter().map(|s| Key::new(s.devid.0, ItemType::DEV_EXTENT, s.offset.0));
         let of_chunk = members.iter().filter(|m| map.stripes.iter().any(|s| s.devid == m.devid));
         Ok(ChunkRemoval {
@@ -238,13 +239,14 @@ impl Volume {
     /// Forgets a chunk; its places on the devices become free. Unknown chunks are ignored.
     pub fn remove_chunk(&self, start: Logical) {
         let members = self.members.read();
-        let mut chunks = self.chunks.write();
-        let retired = chunks.is_retired(start);
-        if let Some(placed) = chunks.remove(start)
-            && !retired
-        {
-            give_back(&members, &placed.map);
-        }
+        self.chunks.change(|chunks| {
+            let retired = chunks.is_retired(start);
+            if let Some(placed) = chunks.remove(start)
+                && !retired
+            {
+                give_back(&members, &placed.map);
+            }
+        });
     }
 
     /// Logical bytes that new chunks of this profile could have in all. Free space that only very small or oddly

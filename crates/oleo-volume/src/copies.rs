@@ -11,6 +11,7 @@ use oleo_format::{DevId, Logical, NodeRules};
 use crate::Volume;
 use crate::batch::Batch;
 use crate::error::VolumeError;
+use crate::table::{Index, Placed};
 
 /// A read of one copy, and its result.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl<'a> CopyRead<'a> {
 impl Volume {
     /// How many copies there are of the byte at an address, parity not counted; 0 if no chunk is.
     pub fn copies(&self, at: Logical) -> usize {
-        self.placed(at).map_or(0, |p| usize::from(p.map.profile.shape().copies))
+        self.remapped(at, 1).and_then(|at| self.placed(at)).map_or(0, |p| usize::from(p.map.profile.shape().copies))
     }
 
     /// The device with a number, unless it is missing.
@@ -46,6 +47,7 @@ impl Volume {
 
     /// The device that has a copy of the byte at an address.
     pub fn device_of_copy(&self, at: Logical, copy: usize) -> Option<DevId> {
+        let at = self.remapped(at, 1).ok()?;
         let placed = self.placed(at).ok()?;
         let piece = placed.map.piece(at.0 - placed.map.start.0, 1);
         Some(placed.on.get(piece.stripe + copy)?.devid)
@@ -56,12 +58,25 @@ impl Volume {
         self.rules_for(bytes)
     }
 
+    /// The parts of a range, by where they are.
+    fn spans<'c>(&self, chunks: &'c Index, at: Logical, len: u64) -> Result<Vec<(&'c Placed, u64, u64)>, VolumeError> {
+        if self.remaps.is_empty() {
+            return chunks.spans(at, len);
+        }
+        let mut spans = Vec::new();
+        for (at, len) in self.remaps.runs(at, len)? {
+            spans.extend(chunks.spans(at, len)?);
+        }
+        Ok(spans)
+    }
+
     /// Reads copies, all of a device in one batch. A read that spans chunks or stripe units is cut up.
     pub fn read_copies(&self, reads: &mut [CopyRead<'_>]) {
+        let chunks = self.chunks.now();
         let mut batch = Batch::default();
         let mut errors: Vec<(usize, VolumeError)> = Vec::new();
         for (index, read) in reads.iter_mut().enumerate() {
-            let spans = match self.spans(read.at, read.buf.len() as u64) {
+            let spans = match self.spans(&chunks, read.at, read.buf.len() as u64) {
                 Ok(spans) => spans,
                 Err(e) => {
                     errors.push((index, e));
@@ -75,8 +90,8 @@ impl Volume {
                 continue;
             }
             let mut rest = &mut *read.buf;
-            for (placed, offset, len) in &spans {
-                for piece in placed.map.pieces(*offset, *len) {
+            for &(placed, offset, len) in &spans {
+                for piece in placed.map.pieces(offset, len) {
                     let (head, tail) = std::mem::take(&mut rest).split_at_mut(piece.len as usize);
                     rest = tail;
                     let stripe = piece.stripe + read.copy;
@@ -85,7 +100,7 @@ impl Volume {
                             batch.add(member, placed.map.physical(stripe, piece.offset).0, head, index);
                         }
                         Some(member) => errors.push((index, VolumeError::OnMissing { devid: member.devid })),
-                        None => errors.push((index, VolumeError::Unmapped { at: read.at, len: *len })),
+                        None => errors.push((index, VolumeError::Unmapped { at: read.at, len })),
                     }
                 }
             }

@@ -4,11 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oleo_device::DeviceError;
+use oleo_device::positioned::read_exact_at;
 use oleo_format::{DevId, Generation, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 use uuid::Uuid;
 
@@ -18,6 +20,7 @@ use crate::error::VolumeError;
 /// Names of a directory that are looked at, at most: far more than /dev has.
 const NAMES_MAX: usize = 100_000;
 /// The block devices that the system knows.
+#[cfg(target_os = "linux")]
 const BLOCK_DEVICES: &str = "/sys/class/block";
 
 /// A device of a volume, as its superblock tells.
@@ -117,6 +120,7 @@ fn names_in(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// The system does not list them.
+#[cfg(target_os = "linux")]
 pub fn block_devices() -> std::io::Result<Vec<PathBuf>> {
     // Names with a slash stand with an exclamation mark there.
     let name = |path: PathBuf| Some(path.file_name()?.to_string_lossy().replace('!', "/"));
@@ -132,10 +136,14 @@ pub fn block_devices() -> std::io::Result<Vec<PathBuf>> {
 
 fn super_block(path: &Path) -> Option<SuperBlock> {
     let meta = std::fs::metadata(path).ok()?;
-    if !meta.is_file() && !meta.file_type().is_block_device() {
+    #[cfg(target_os = "linux")]
+    let is_block = meta.file_type().is_block_device();
+    #[cfg(not(target_os = "linux"))]
+    let is_block = false;
+    if !meta.is_file() && !is_block {
         return None;
     }
     let mut bytes = vec![0; SUPER_LEN];
-    File::open(path).ok()?.read_exact_at(&mut bytes, SUPER_OFFSETS[0]).ok()?;
+    read_exact_at(&File::open(path).ok()?, &mut bytes, SUPER_OFFSETS[0]).ok()?;
     SuperBlock::read(&bytes).ok()
 }

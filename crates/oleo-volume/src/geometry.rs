@@ -85,7 +85,7 @@ impl ChunkMap {
     /// The map of a chunk that starts at `start`, everything about it checked that can be without others.
     pub fn new(start: Logical, chunk: &Chunk, sectorsize: u32) -> Result<ChunkMap, Corruption> {
         let flags = chunk.flags;
-        let known = BlockGroupFlags::TYPE_MASK | BlockGroupFlags::PROFILE_MASK;
+        let known = BlockGroupFlags::TYPE_MASK | BlockGroupFlags::PROFILE_MASK | BlockGroupFlags::REMAPPED;
         let profile = Profile::of(flags)
             .filter(|_| known.contains(flags) && types_are_sound(flags))
             .ok_or_else(|| bad(start, "type", format_args!("{:#x}", flags.bits()), "a type and at most one profile"))?;
@@ -319,10 +319,12 @@ impl From<&Stripe> for StripeAt {
     }
 }
 
-/// System alone, or data, metadata, or both.
+/// System or the remap tree, each alone and in its place; or data, metadata, or both.
 fn types_are_sound(flags: BlockGroupFlags) -> bool {
     let types = flags.types();
-    !types.is_empty() && (!types.contains(BlockGroupFlags::SYSTEM) || types == BlockGroupFlags::SYSTEM)
+    let alone = [BlockGroupFlags::SYSTEM, BlockGroupFlags::METADATA_REMAP];
+    !types.is_empty()
+        && alone.iter().all(|kind| !types.contains(*kind) || flags.difference(BlockGroupFlags::PROFILE_MASK) == *kind)
 }
 
 #[cold]

@@ -25,7 +25,6 @@ mod batch;
 mod carve;
 mod copies;
 mod copying;
-#[cfg(target_os = "linux")]
 mod discover;
 mod doubt;
 mod error;
@@ -46,6 +45,7 @@ mod rebuild;
 mod records;
 mod recover;
 mod refill;
+mod remap;
 mod replace;
 mod rows;
 mod stripes;
@@ -67,7 +67,8 @@ pub use attach::{Candidate, DetachedDevice, NEW_DEVICE_MIN, NewDevice};
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant, PARITY_STRIPES_MAX};
 pub use copies::CopyRead;
 #[cfg(target_os = "linux")]
-pub use discover::{FoundDevice, FoundVolume, block_devices, discover};
+pub use discover::block_devices;
+pub use discover::{FoundDevice, FoundVolume, discover};
 pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
 pub use losses::LostDevice;
@@ -87,15 +88,16 @@ use copying::Copying;
 use flushers::Flushers;
 use losses::Losses;
 use member::Member;
+use remap::Remaps;
 use replace::FoundTarget;
 use rows::Rows;
-use table::{Placed, Table};
+use table::{Chunks, Placed};
 
 /// A file system's devices and the map from logical addresses to them. See the crate's text. Share it by `Arc`: all methods take
 /// `&self` and may be called from many threads.
 pub struct Volume {
     members: RwLock<rank::DeviceMembers, Vec<Arc<Member>>>,
-    chunks: RwLock<rank::Chunks, Table>,
+    chunks: Chunks,
     super_block: RwLock<rank::VolumeSuper, SuperBlock>,
     rules: NodeRules,
     /// Rules of blocks that were written before a seed sprouted this volume: they carry the seed's fsid.
@@ -119,6 +121,8 @@ pub struct Volume {
     replaced: Mutex<rank::ReplaceTargets, Vec<ReplacedDevice>>,
     /// Devices that were named and are not used.
     left_out: Vec<LeftOut>,
+    /// Where bytes are that are not where their chunks say.
+    remaps: Remaps,
     /// Devices that say they are about to take another's place.
     targets: Mutex<rank::ReplaceTargets, Vec<FoundTarget>>,
     placement: OnceLock<std::sync::Weak<dyn PlacementSource>>,
@@ -239,22 +243,7 @@ impl Volume {
 
     /// The chunk at an address with its members.
     fn placed(&self, at: Logical) -> Result<Placed, VolumeError> {
-        self.chunks.read().find(at).cloned().ok_or(VolumeError::Unmapped { at, len: 1 })
-    }
-
-    /// Splits a range at the borders of chunks: chunk, offset in it, length.
-    fn spans(&self, at: Logical, len: u64) -> Result<Vec<(Placed, u64, u64)>, VolumeError> {
-        let mut spans = Vec::with_capacity(1);
-        let end = at.0.checked_add(len).ok_or(VolumeError::Unmapped { at, len })?;
-        let mut next = at;
-        let chunks = self.chunks.read();
-        while next.0 < end {
-            let placed = chunks.find(next).ok_or(VolumeError::Unmapped { at: next, len: end - next.0 })?;
-            let take = (end - next.0).min(placed.map.end().0 - next.0);
-            spans.push((placed.clone(), next.0 - placed.map.start.0, take));
-            next += ByteLen(take);
-        }
-        Ok(spans)
+        self.chunks.now().find(at).cloned().ok_or(VolumeError::Unmapped { at, len: 1 })
     }
 }
 

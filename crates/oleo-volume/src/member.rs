@@ -11,14 +11,15 @@
 //! next opening finds it behind the others. A device that is replaced has a *target*, which gets all that it gets, and takes its place at
 //! the end.
 //!
-//! Locks: `slot`, a leaf, for a look; never over I/O.
+//! Locks: none for the devices behind it: `slot` is exchanged as a whole, and who reads it counts nothing that others count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use arc_swap::ArcSwap;
 use oleo_device::{Device, DeviceError, DeviceStats, Latched};
 use oleo_format::{ByteLen, Corruption, DevId, DevItem, Generation, Physical};
-use oleo_lock::{Mutex, RwLock, rank};
+use oleo_lock::{Mutex, rank};
 use uuid::Uuid;
 
 use crate::error::VolumeError;
@@ -151,7 +152,7 @@ impl Used {
 }
 
 /// The devices behind a member.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Slot {
     /// `None`: missing.
     device: Option<Used>,
@@ -221,7 +222,7 @@ pub(crate) struct Member {
     /// The item as the trees of superblocks have it: those of the last one written, and of the next one. Later changes
     /// are in no tree yet.
     pub settled: Mutex<rank::WrittenItem, Settled>,
-    slot: RwLock<rank::MemberSlot, Slot>,
+    slot: ArcSwap<Slot>,
     standing: AtomicU8,
     pub seed: bool,
     /// The transaction of the superblock that it was found with.
@@ -256,7 +257,7 @@ impl Member {
             uuid: Uuid::from_bytes(item.uuid),
             item: Mutex::new(item),
             settled: Mutex::new(Settled { written: item, next: item }),
-            slot: RwLock::new(Slot { device: device.map(Used::new), target: None }),
+            slot: ArcSwap::from_pointee(Slot { device: device.map(Used::new), target: None }),
             standing: AtomicU8::new(standing as u8),
             seed,
             found: Generation(0),
@@ -322,7 +323,7 @@ impl Member {
 
     /// The same, whatever became of it.
     pub fn any_device(&self) -> Option<Arc<Latched>> {
-        self.slot.read().device.as_ref().map(|used| used.latched.clone())
+        self.slot.load().device.as_ref().map(|used| used.latched.clone())
     }
 
     /// The same without the latch.
@@ -330,33 +331,34 @@ impl Member {
         if !self.is_readable() {
             return None;
         }
-        self.slot.read().device.as_ref().map(|used| used.plain.clone())
+        self.slot.load().device.as_ref().map(|used| used.plain.clone())
     }
 
     /// What takes its place, if that is on its way.
     pub fn target(&self) -> Option<Arc<Latched>> {
-        self.slot.read().target.as_ref().map(|used| used.latched.clone())
+        self.slot.load().target.as_ref().map(|used| used.latched.clone())
     }
 
     /// The same without the latch.
     pub fn plain_target(&self) -> Option<Arc<dyn Device>> {
-        self.slot.read().target.as_ref().map(|used| used.plain.clone())
+        self.slot.load().target.as_ref().map(|used| used.plain.clone())
     }
 
     /// From now on every write goes there, too.
     pub fn set_target(&self, target: Arc<dyn Device>, is: TargetIs) {
         self.target_is_new.store(is == TargetIs::New, Ordering::SeqCst);
         self.target_is_behind.store(is == TargetIs::Behind, Ordering::SeqCst);
-        self.slot.write().target = Some(Used::new(target));
+        let used = Used::new(target);
+        self.slot.rcu(|slot| Slot { device: slot.device.clone(), target: Some(used.clone()) });
     }
 
     /// No longer.
     pub fn drop_target(&self) -> Option<Arc<dyn Device>> {
-        let target = self.slot.write().target.take();
+        let before = self.slot.rcu(|slot| Slot { device: slot.device.clone(), target: None });
         self.target_is_new.store(false, Ordering::SeqCst);
         self.target_is_behind.store(false, Ordering::SeqCst);
         self.finishing.store(false, Ordering::SeqCst);
-        target.map(|used| used.plain)
+        before.target.as_ref().map(|used| used.plain.clone())
     }
 
     /// Whether its target gets no superblock.
@@ -371,16 +373,17 @@ impl Member {
 
     /// The target, whose superblock says so by now, is the device from now on. Returns what was there before.
     pub fn take_target(&self) -> Option<Arc<dyn Device>> {
-        let mut slot = self.slot.write();
-        let target = slot.target.take()?;
-        let before = slot.device.replace(target);
-        drop(slot);
+        let before = self.slot.rcu(|slot| match &slot.target {
+            Some(target) => Slot { device: Some(target.clone()), target: None },
+            None => Slot::clone(slot),
+        });
+        before.target.as_ref()?;
         self.behind.store(0, Ordering::Relaxed);
         self.set_avoided(false);
         self.set_standing(Standing::Sound);
         self.is_new.store(false, Ordering::SeqCst);
         self.target_is_new.store(false, Ordering::SeqCst);
-        before.map(|used| used.plain)
+        before.device.as_ref().map(|used| used.plain.clone())
     }
 
     pub fn set_new(&self) {
@@ -431,8 +434,20 @@ impl Member {
     }
 
     pub fn read(&self, at: Physical, buf: &mut [u8]) -> Result<(), VolumeError> {
-        let device = self.device().ok_or(VolumeError::OnMissing { devid: self.devid })?;
-        device.read_at(at.0, buf).map_err(|e| self.read_failed(e))
+        let slot = self.slot.load();
+        let used = slot.device.as_ref().filter(|_| self.is_readable());
+        let used = used.ok_or(VolumeError::OnMissing { devid: self.devid })?;
+        used.latched.read_at(at.0, buf).map_err(|e| self.read_failed(e))
+    }
+
+    /// Overwrites what is bad there with what it has to be, past the latch: the volume continues if a bad copy stays bad. A failure is counted. The next flush makes it
+    /// durable.
+    pub fn heal(&self, at: Physical, good: &[u8]) -> Result<(), VolumeError> {
+        let slot = self.slot.load();
+        let used = slot.device.as_ref().filter(|_| self.is_readable());
+        let used = used.ok_or(VolumeError::OnMissing { devid: self.devid })?;
+        let done = used.plain.write_at(at.0, good);
+        Ok(done.inspect_err(|_| self.count(Count::Write))?)
     }
 
     pub fn read_failed(&self, e: DeviceError) -> VolumeError {
@@ -457,7 +472,7 @@ impl Member {
     /// All that a write to it goes to: nothing, if it is lost and nothing takes its place.
     pub fn outputs(self: &Arc<Self>) -> impl Iterator<Item = Output> + use<> {
         let may = self.is_readable() && !self.seed;
-        let slot = self.slot.read();
+        let slot = self.slot.load();
         let output = |used: &Used, is_target| Output { member: self.clone(), device: used.latched.clone(), is_target };
         let own = slot.device.as_ref().filter(|_| may).map(|used| output(used, false));
         let target = slot.target.as_ref().map(|used| output(used, true));

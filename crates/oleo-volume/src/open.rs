@@ -3,7 +3,7 @@
 //! Steps: (1) `gather` reads each device's superblock and sorts the devices into members of the volume and of its
 //! seeds; (2) the newest superblock is verified; (3) the system chunks of its array are enough to read the chunk tree,
 //! which `walk_chunk_tree` does level by level; (4) its DEV_ITEMs are matched with the devices, its CHUNK_ITEMs make
-//! the map.
+//! the map; (5) the remap tree, if there is one, says which addresses of the map count no more (`remap`).
 //!
 //! Devices that were each written without the other are not used together (`apart`): that is looked at by their superblocks first, and by the roots that these
 //! name as soon as there is a map.
@@ -18,8 +18,8 @@ use std::sync::{Arc, OnceLock};
 
 use oleo_device::Device;
 use oleo_format::{
-    Chunk, Corruption, DevId, DevItem, Generation, Incompat, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
-    SuperFlags, TreeId,
+    CheckedNode, Chunk, Corruption, DevId, DevItem, Generation, Incompat, ItemType, Key, Logical, NodeExpect,
+    NodeRules, SuperBlock, SuperFlags, TreeId,
 };
 use oleo_lock::{Mutex, RwLock};
 use uuid::Uuid;
@@ -36,10 +36,11 @@ use crate::losses::{Losses, not_borne};
 use crate::member::{Member, Standing};
 use crate::records::{self, Base};
 use crate::recover::{patches, put_in_order};
+use crate::remap::{Emptied, Remaps};
 use crate::replace::FoundTarget;
 use crate::rows::{Patches, Rows};
 use crate::supers::{check_features, check_fields, read_copy, read_super};
-use crate::table::Table;
+use crate::table::{Chunks, Table};
 
 /// Most blocks that a chunk tree may have: with 4 KiB blocks, a good million chunks, that is more than an exabyte.
 const CHUNK_TREE_BLOCKS_MAX: usize = 1 << 18;
@@ -85,6 +86,11 @@ impl Volume {
             return Err(VolumeError::Unsupported { what: "writing from a chosen copy of the superblock".into() });
         }
         let Gathered { mut main, found, outdated } = gather(devices, opts.super_copy)?;
+        if opts.backup.is_some() && main.features().remap_tree() {
+            // They are not whole: the superblock keeps no earlier root of the remap tree.
+            let what = "earlier roots of a volume with a remap tree".into();
+            return Err(VolumeError::Unsupported { what });
+        }
         if let Some(nth) = opts.backup
             && (opts.write || !main.use_backup(nth))
         {
@@ -124,7 +130,7 @@ impl Volume {
         let seed_rules = found.iter().filter(|f| f.sb.fsid != main.fsid).map(|f| f.sb.node_rules()).collect();
         let mut volume = Volume {
             members: RwLock::default(),
-            chunks: RwLock::new(table),
+            chunks: Chunks::new(table),
             super_block: RwLock::new(main),
             rules,
             seed_rules: seed_rules_of(seed_rules)?,
@@ -135,6 +141,7 @@ impl Volume {
             rows: Rows::default(),
             losses: Losses::default(),
             left_out: outdated,
+            remaps: Remaps::default(),
             targets: Mutex::default(),
             placement: OnceLock::new(),
             targets_stay: RwLock::default(),
@@ -145,7 +152,7 @@ impl Volume {
             poisoned: OnceLock::new(),
         };
         volume.rows.set_patches(of_system);
-        let (items, maps) = volume.walk_chunk_tree(&main)?;
+        let ChunkTree { items, maps, emptied } = volume.walk_chunk_tree(&main)?;
         // The items know more than the superblocks: missing devices, and sizes as of the last transaction.
         let provisional = std::mem::take(&mut members);
         for item in items {
@@ -217,7 +224,8 @@ impl Volume {
             volume.rows.set_patches(patches);
         }
         volume.members = RwLock::new(members);
-        volume.chunks = RwLock::new(table);
+        volume.chunks = Chunks::new(table);
+        volume.remaps = Remaps::read(&volume, &main, &emptied)?;
         volume.write = opts.write;
         if opts.write {
             let others = found.iter().filter(|f| f.sb.fsid == main.fsid && leads_elsewhere(&f.sb, &main));
@@ -250,7 +258,7 @@ impl Volume {
         }
         Ok(Volume {
             members: RwLock::new(members),
-            chunks: RwLock::default(),
+            chunks: Chunks::new(Table::default()),
             super_block: RwLock::new(*sb),
             rules: sb.node_rules()?,
             seed_rules: Vec::new(),
@@ -261,6 +269,7 @@ impl Volume {
             rows: Rows::of_new_volume(),
             losses: Losses::default(),
             left_out: Vec::new(),
+            remaps: Remaps::default(),
             targets: Mutex::default(),
             placement: OnceLock::new(),
             targets_stay: RwLock::default(),
@@ -272,56 +281,78 @@ impl Volume {
         })
     }
 
-    /// Reads the chunk tree, a level at a time: its device items and its chunks. Learns the chunk tree's uuid.
-    fn walk_chunk_tree(&mut self, sb: &SuperBlock) -> Result<(Vec<DevItem>, Vec<ChunkMap>), VolumeError> {
-        let (mut items, mut maps) = (Vec::new(), Vec::new());
-        let mut level = vec![NodeExpect {
+    /// Reads the chunk tree: its device items and its chunks. Learns the chunk tree's uuid.
+    fn walk_chunk_tree(&mut self, sb: &SuperBlock) -> Result<ChunkTree, VolumeError> {
+        let root = NodeExpect {
             logical: sb.chunk_root(),
             generation: Some(Generation(sb.chunk_root_generation.get())),
             level: Some(sb.chunk_root_level),
             owner: Some(TreeId::CHUNK),
             first_key: None,
-        }];
+        };
+        let (mut found, mut uuid, sectorsize) = (ChunkTree::default(), Uuid::nil(), self.rules.sectorsize);
+        self.walk_tree("chunk tree", root, CHUNK_TREE_BLOCKS_MAX, &mut |node| {
+            if node.logical() == sb.chunk_root() {
+                uuid = Uuid::from_bytes(node.header().chunk_tree_uuid);
+            }
+            for (key, item) in node.is_leaf().then(|| node.iter()).into_iter().flatten() {
+                match key.item_type {
+                    ItemType::DEV_ITEM if key.objectid == Key::DEV_ITEMS => found.items.push(dev_item(&key, item)?),
+                    ItemType::CHUNK_ITEM => match Emptied::of(Logical(key.offset), item)? {
+                        Some(emptied) => found.emptied.push(emptied),
+                        None => found.maps.push(ChunkMap::parse(Logical(key.offset), item, sectorsize)?),
+                    },
+                    _ => {}
+                }
+            }
+            Ok(())
+        })?;
+        self.chunk_tree_uuid = uuid;
+        Ok(found)
+    }
+
+    /// Calls `each` for the blocks of a tree, a level at a time, in the order of keys.
+    pub(crate) fn walk_tree(
+        &self,
+        name: &'static str,
+        root: NodeExpect,
+        blocks_max: usize,
+        each: &mut dyn FnMut(&CheckedNode) -> Result<(), VolumeError>,
+    ) -> Result<(), VolumeError> {
+        let owner = root.owner;
+        let mut level = vec![root];
         let mut blocks = 0;
         while !level.is_empty() {
             blocks += level.len();
-            if blocks > CHUNK_TREE_BLOCKS_MAX {
-                let want = format!("at most {CHUNK_TREE_BLOCKS_MAX}");
-                return Err(Corruption::new("chunk tree", "number of blocks", blocks, want).into());
+            if blocks > blocks_max {
+                let want = format!("at most {blocks_max}");
+                return Err(Corruption::new(name, "number of blocks", blocks, want).into());
             }
             let mut below = Vec::new();
             // In batches, so that memory is bounded by the batch and not by the level.
             for batch in level.chunks(64) {
                 for node in self.read_blocks(batch) {
                     let node = node?;
-                    if node.logical() == sb.chunk_root() {
-                        self.chunk_tree_uuid = Uuid::from_bytes(node.header().chunk_tree_uuid);
-                    }
+                    each(&node)?;
                     if !node.is_leaf() {
-                        let expect = |slot| NodeExpect {
-                            owner: Some(TreeId::CHUNK),
-                            ..NodeExpect::child(&node.child(slot), node.level())
-                        };
+                        let expect = |slot| NodeExpect { owner, ..NodeExpect::child(&node.child(slot), node.level()) };
                         below.extend((0..node.len()).map(expect));
-                        continue;
-                    }
-                    for (key, item) in node.iter() {
-                        match key.item_type {
-                            ItemType::DEV_ITEM if key.objectid == Key::DEV_ITEMS => {
-                                items.push(dev_item(&key, item)?);
-                            }
-                            ItemType::CHUNK_ITEM => {
-                                maps.push(ChunkMap::parse(Logical(key.offset), item, self.rules.sectorsize)?);
-                            }
-                            _ => {}
-                        }
                     }
                 }
             }
             level = below;
         }
-        Ok((items, maps))
+        Ok(())
     }
+}
+
+/// What is in a chunk tree.
+#[derive(Default)]
+struct ChunkTree {
+    items: Vec<DevItem>,
+    maps: Vec<ChunkMap>,
+    /// Chunks without stripes.
+    emptied: Vec<Emptied>,
 }
 
 impl Found {

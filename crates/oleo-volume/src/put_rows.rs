@@ -147,17 +147,11 @@ impl Volume {
         let _row = self.rows.lock_one(doubt.placed.map.start, doubt.row);
         for cure in &settled.cures {
             let member = &doubt.placed.on[cure.stripe];
-            let at = doubt.placed.map.physical(cure.stripe, cure.offset).0;
+            let at = doubt.placed.map.physical(cure.stripe, cure.offset);
             let mut found = vec![0; cure.was.len()];
-            let Some(device) = member.plain().filter(|device| device.read_at(at, &mut found).is_ok()) else {
-                continue;
-            };
-            if found != cure.was {
-                continue;
-            }
-            match device.write_at(at, &cure.right) {
-                Ok(()) => healed += cure.right.len().div_ceil(GRAIN) as u64,
-                Err(_) => member.count(Count::Write),
+            let is_read = member.plain().is_some_and(|device| device.read_at(at.0, &mut found).is_ok());
+            if is_read && found == cure.was && member.heal(at, &cure.right).is_ok() {
+                healed += cure.right.len().div_ceil(GRAIN) as u64;
             }
         }
         self.rows.count_misfit(healed, (settled.bad.len() as u64).saturating_sub(healed));

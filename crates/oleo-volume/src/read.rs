@@ -121,16 +121,35 @@ impl Volume {
     /// can be read. Address and length are whole sectors if there are
     /// checksums.
     pub fn read_data(&self, at: Logical, buf: &mut [u8], csums: Option<&[u8]>) -> Result<(), VolumeError> {
+        if self.remaps.is_empty() {
+            return self.read_in_place(at, buf, csums);
+        }
+        Verifier::new(&self.rules, at, buf.len() as u64, csums)?;
+        let (unit, csum_len) = (self.rules.sectorsize as usize, self.rules.csum.csum_len());
+        let mut done = 0;
+        for (at, len) in self.remaps.runs(at, buf.len() as u64)? {
+            // Of ranges with checksums, each piece is whole sectors, as the ranges of the tree are.
+            let end = done + len as usize;
+            let sums = csums.and_then(|sums| sums.get(done / unit * csum_len..end / unit * csum_len));
+            self.read_in_place(at, &mut buf[done..end], sums)?;
+            done = end;
+        }
+        Ok(())
+    }
+
+    /// The same of a range that is where its chunk says.
+    fn read_in_place(&self, at: Logical, buf: &mut [u8], csums: Option<&[u8]>) -> Result<(), VolumeError> {
         let len = buf.len() as u64;
         let verifier = Verifier::new(&self.rules, at, len, csums)?;
-        let spans = self.spans(at, len)?;
+        let chunks = self.chunks.now();
+        let spans = chunks.spans(at, len)?;
         if spans.iter().any(|(placed, ..)| self.is_placed_by_tree(&placed.map)) {
             return self.read_moved(at, buf, csums);
         }
         let mut parts = Vec::new();
         let mut rest = buf;
-        for (placed, offset, span_len) in &spans {
-            for piece in spread(&placed.map, *offset, *span_len) {
+        for &(placed, offset, span_len) in &spans {
+            for piece in spread(&placed.map, offset, span_len) {
                 let (head, tail) = rest.split_at_mut(piece.len as usize);
                 let mut sources = sources(placed, &piece);
                 if csums.is_none() {
@@ -306,6 +325,7 @@ impl Volume {
 
     fn block_place(&self, at: Logical) -> Result<(Placed, u64), VolumeError> {
         let len = u64::from(self.rules.nodesize);
+        let at = self.remapped(at, len)?;
         let placed = self.placed(at).map_err(|_| VolumeError::Unmapped { at, len })?;
         let offset = at.0 - placed.map.start.0;
         if !at.is_aligned(ByteLen(self.rules.sectorsize.into())) {
@@ -339,11 +359,8 @@ impl Volume {
         }
         let parity = placed.map.profile.has_parity();
         let _row = parity.then(|| self.rows.lock_one(placed.map.start, offset / STRIPE_LEN));
-        if let Some(device) = member.plain()
-            && device.write_at(placed.map.physical(stripe, offset).0, good).is_err()
-        {
-            member.count(Count::Write);
-        }
+        // A copy that stays bad was counted.
+        let _ = member.heal(placed.map.physical(stripe, offset), good);
     }
 }
 

@@ -149,13 +149,10 @@ impl ChunkStripes {
     /// The device is missing, must not be written, or fails.
     pub fn heal(&self, stripe: usize, offset: u64, good: &[u8]) -> Result<(), VolumeError> {
         let member = &self.placed.on[stripe];
-        let device = match member.plain() {
-            Some(device) if self.is_writable(stripe) => device,
-            Some(_) => return Err(VolumeError::ReadOnly),
-            None => return Err(VolumeError::OnMissing { devid: member.devid }),
-        };
-        let done = device.write_at(self.placed.map.physical(stripe, offset).0, good);
-        Ok(done.inspect_err(|_| member.count(Count::Write))?)
+        if member.plain().is_some() && !self.is_writable(stripe) {
+            return Err(VolumeError::ReadOnly);
+        }
+        member.heal(self.placed.map.physical(stripe, offset), good)
     }
 
     /// Waits until nobody else has a row of a chunk with parity.

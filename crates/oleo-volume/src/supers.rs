@@ -12,8 +12,8 @@
 use crate::error::VolumeError;
 use oleo_device::Device;
 use oleo_format::{
-    CompatRo, Corruption, Incompat, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, SUPER_LEN, SUPER_OFFSETS, SuperBlock,
-    SuperFlags, super_offsets,
+    ByteLen, CompatRo, Corruption, Generation, Incompat, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, SUPER_LEN,
+    SUPER_OFFSETS, SuperBlock, SuperFlags, super_offsets,
 };
 
 /// Smallest and largest sector in bytes.
@@ -91,15 +91,21 @@ pub(crate) fn check_fields(sb: &SuperBlock) -> Result<(), Corruption> {
     if !nodesize.is_power_of_two() || !(NODESIZE_MIN..=NODESIZE_MAX).contains(&nodesize) || nodesize < sectorsize {
         return Err(bad("nodesize", &nodesize, "a power of two from the sector size to 65536"));
     }
-    for (what, level) in [("root_level", sb.root_level), ("chunk_root_level", sb.chunk_root_level)] {
+    let (remap_root, remap_generation, remap_level) = sb.remap_tree().unwrap_or((sb.root(), Generation(0), 0));
+    let levels =
+        [("root_level", sb.root_level), ("chunk_root_level", sb.chunk_root_level), ("remap_root_level", remap_level)];
+    for (what, level) in levels {
         if level >= LEVELS_MAX {
             return Err(bad(what, &level, "at most 7"));
         }
     }
-    for (what, at) in [("root", sb.root), ("chunk_root", sb.chunk_root)] {
-        if at.get() == 0 || !at.get().is_multiple_of(sectorsize.into()) {
+    for (what, at) in [("root", sb.root()), ("chunk_root", sb.chunk_root()), ("remap_root", remap_root)] {
+        if at.0 == 0 || !at.is_aligned(ByteLen(sectorsize.into())) {
             return Err(bad(what, &at, "a multiple of the sector size above 0"));
         }
+    }
+    if remap_generation > sb.generation() {
+        return Err(bad("remap_root_generation", &remap_generation, "at most the generation"));
     }
     if sb.num_devices.get() == 0 {
         return Err(bad("num_devices", &0, "1 or more"));
@@ -114,9 +120,10 @@ pub(crate) fn check_fields(sb: &SuperBlock) -> Result<(), Corruption> {
 pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeError> {
     let features = sb.features();
     let known = Incompat::all().iter_names().fold(Incompat::empty(), |all, (_, bit)| all | bit);
-    // The raid-stripe tree is read (`moved.rs`), not kept up.
-    let unwritten = if write { Incompat::RAID_STRIPE_TREE } else { Incompat::empty() };
-    let missing = Incompat::ZONED | Incompat::EXTENT_TREE_V2 | Incompat::REMAP_TREE | unwritten;
+    // The raid-stripe tree (`moved.rs`) and the remap tree (`remap.rs`) are read, not kept up; and of the two together nobody says which counts first.
+    let trees = Incompat::RAID_STRIPE_TREE | Incompat::REMAP_TREE;
+    let unread = if write || features.incompat.contains(trees) { trees } else { Incompat::empty() };
+    let missing = Incompat::ZONED | Incompat::EXTENT_TREE_V2 | unread;
     let refused = features.incompat & (missing | !known);
     if !refused.is_empty() {
         return Err(unsupported(

@@ -117,22 +117,23 @@ impl Volume {
     fn write_parts(&self, parts: &[(Logical, &[u8])], hand_over: HandOver) -> Result<(), VolumeError> {
         self.may_write()?;
         let _targets_stay = self.targets_stay.read();
+        let chunks = self.chunks.now();
         let mut writes = Writes::default();
         let mut rows = RowWrites::default();
         for &(at, bytes) in parts {
             let mut rest = bytes;
-            for (placed, offset, len) in self.spans(at, bytes.len() as u64)? {
+            for (placed, offset, len) in chunks.spans(at, bytes.len() as u64)? {
                 for piece in placed.map.pieces(offset, len) {
                     let (head, tail) = rest.split_at(piece.len as usize);
                     rest = tail;
                     if placed.map.profile.has_parity() {
-                        can_write(&placed, 0..placed.on.len())?;
-                        rows.add(&placed, &piece, head);
+                        can_write(placed, 0..placed.on.len())?;
+                        rows.add(placed, &piece, head);
                         continue;
                     }
-                    can_write(&placed, piece.stripe..piece.stripe + piece.copies)?;
+                    can_write(placed, piece.stripe..piece.stripe + piece.copies)?;
                     for stripe in piece.stripe..piece.stripe + piece.copies {
-                        writes.add(&placed, &Put { stripe, offset: piece.offset, bytes: head })?;
+                        writes.add(placed, &Put { stripe, offset: piece.offset, bytes: head })?;
                     }
                 }
             }
@@ -346,7 +347,8 @@ impl Volume {
     /// Discards a range on the devices that support it, except on seeds.
     pub fn discard(&self, at: Logical, len: ByteLen) -> Result<(), VolumeError> {
         self.may_write()?;
-        for (placed, offset, len) in self.spans(at, len.0)? {
+        let chunks = self.chunks.now();
+        for (placed, offset, len) in chunks.spans(at, len.0)? {
             if placed.map.profile.has_parity() {
                 continue; // the parity would have to follow
             }

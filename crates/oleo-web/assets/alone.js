@@ -4,54 +4,74 @@
 const oleo = (() => {
   const get = (id) => document.getElementById(id);
   const decoded = (id) => Uint8Array.from(atob(get(id).textContent), (c) => c.charCodeAt(0));
-  let wasm = null, script = null;
-  let files = [], worker = null, next = 1;
-  // What waits for an answer, in order: the first is being answered.
-  let waiting = [];
+  const unpacked = (id) => new Response(new Blob([decoded(id)]).stream().pipeThrough(new DecompressionStream("deflate-raw"))).arrayBuffer();
+  // Compiled once; each worker has it anew.
+  let compiled = null, wasm = null, script = null;
+  let files = [], next = 1;
 
-  function begin() {
-    worker = new Worker(script);
-    worker.onmessage = ({ data }) => {
-      const one = waiting.find((one) => one.id === data.id);
-      if (!one) return;
-      if (data.head) one.head(data.head);
-      if (data.piece) one.piece(new Uint8Array(data.piece));
-      if (data.error && !one.error) one.error = data.error;
-      if (data.whole === undefined && !data.dead) return;
-      waiting = waiting.filter((other) => other !== one);
-      one.end(data.whole === true ? null : new Error(one.error || "the answer is not whole"));
-      // After a defect nothing works any more.
-      if (data.dead && one.address) again();
+  // A worker, and what waits for it, in order: the first is being answered.
+  function line() {
+    let worker = null, waiting = [];
+    const opening = (end) => ({ id: next++, address: null, head() {}, piece() {}, end });
+    function begin(end) {
+      worker = new Worker(script);
+      worker.onmessage = ({ data }) => {
+        const one = waiting.find((one) => one.id === data.id);
+        if (!one) return;
+        if (data.head) one.head(data.head);
+        if (data.piece) one.piece(new Uint8Array(data.piece));
+        if (data.error && !one.error) one.error = data.error;
+        if (data.whole === undefined && !data.dead) return;
+        waiting = waiting.filter((other) => other !== one);
+        one.end(data.whole === true ? null : new Error(one.error || "the answer is not whole"));
+        // After a defect nothing works any more.
+        if (data.dead && one.address) again();
+      };
+      // What waited before is asked again.
+      waiting = [opening(end), ...waiting];
+      waiting.forEach(send);
+    }
+    function send(one) {
+      worker.postMessage(one.address === null ? { id: one.id, wasm, files } : { id: one.id, address: one.address });
+    }
+    function again() {
+      worker.terminate();
+      begin(() => {});
+    }
+    return {
+      open: begin,
+      ask(one) {
+        if (!worker) begin(() => {});
+        waiting.push(one);
+        send(one);
+      },
+      // What is being answered can only be ended with its worker. Whether it waited.
+      drop(one) {
+        const at = waiting.indexOf(one);
+        waiting = waiting.filter((other) => other !== one);
+        if (at === 0) again();
+        return at >= 0;
+      },
+      close() {
+        if (worker) worker.terminate();
+        [worker, waiting] = [null, []];
+      },
     };
   }
+  // Nobody has to wait for a check or a map to look at files.
+  const quick = line(), slow = line();
+  const line_of = (address) => (/^(api\/check|map\.)/.test(address) ? slow : quick);
 
-  function send(one) {
-    worker.postMessage(one.address === null ? { id: one.id, wasm, files } : { id: one.id, address: one.address });
-  }
-
-  // Starts anew, and asks again what was not answered yet.
-  function again() {
-    worker.terminate();
-    begin();
-    const open = { id: next++, address: null, head() {}, piece() {}, end() {} };
-    waiting = [open, ...waiting];
-    waiting.forEach(send);
-  }
-
-  function open(chosen) {
-    if (!wasm) {
-      wasm = decoded("wasm");
+  async function open(chosen) {
+    if (!compiled) {
       script = URL.createObjectURL(new Blob([get("worker").textContent], { type: "text/javascript" }));
+      compiled = unpacked("wasm").then((bytes) => WebAssembly.compile(bytes));
     }
-    if (worker) worker.terminate();
+    wasm = await compiled;
+    quick.close();
+    slow.close();
     files = [...chosen];
-    waiting = [];
-    begin();
-    return new Promise((resolve, reject) => {
-      const one = { id: next++, address: null, head() {}, piece() {}, end: (error) => (error ? reject(error) : resolve()) };
-      waiting.push(one);
-      send(one);
-    });
+    return new Promise((resolve, reject) => quick.open((error) => (error ? reject(error) : resolve())));
   }
 
   // As of a server.
@@ -78,18 +98,14 @@ const oleo = (() => {
           else stream.close();
         },
       };
-      // Nobody wants it any more. What is being answered can only be ended with its worker.
+      // Nobody wants it any more.
       function abort() {
-        if (!waiting.includes(one)) return;
-        const is_first = waiting[0] === one;
-        waiting = waiting.filter((other) => other !== one);
+        if (!line_of(address).drop(one)) return;
         const error = new DOMException("not wanted any more", "AbortError");
         if (!begun) reject(error); else { try { stream.error(error); } catch { /* It was cancelled. */ } }
-        if (is_first) again();
       }
       if (options && options.signal) options.signal.addEventListener("abort", abort);
-      waiting.push(one);
-      send(one);
+      line_of(address).ask(one);
     });
   }
 
@@ -132,6 +148,22 @@ const oleo = (() => {
     return a;
   }
 
+  // A link that shows what is at an address in a tab of its own, once it is made. There it has this page's policy.
+  function page(a, failed) {
+    const address = a.getAttribute("href");
+    a.onclick = (event) => {
+      event.preventDefault();
+      // Only now may a tab be opened, as far as browsers go.
+      const tab = open_tab();
+      if (!tab) return failed(new Error("the browser has not opened a tab: allow this page to do that"));
+      tab.document.title = a.textContent;
+      tab.document.body.textContent = "One moment …";
+      file(address).then(({ blob }) => tab.location.replace(URL.createObjectURL(blob))).catch((error) => { tab.close(); failed(error); });
+    };
+    return a;
+  }
+  const open_tab = () => window.open("", "_blank");
+
   function picture(img, address, failed) {
     file(address).then(({ blob }) => {
       img.src = URL.createObjectURL(blob);
@@ -171,5 +203,5 @@ const oleo = (() => {
   addEventListener("dragover", (event) => event.preventDefault());
   addEventListener("drop", (event) => { event.preventDefault(); take(event.dataTransfer.files); });
 
-  return { fetch, link, picture, whenOpened(call) { opened = call; } };
+  return { fetch, link, page, picture, whenOpened(call) { opened = call; } };
 })();

@@ -1,11 +1,11 @@
-// The compiled part and how to call it, for the worker and for tests in node. `read(file, offset, bytes)` fills bytes from a file; `say(what, bytes)` hears: 0 a head, 1 a piece, 2 an error. Bytes are
+// The compiled part (a module) and how to call it, for the worker and for tests in node. `read(file, offset, bytes)` fills bytes from a file; `say(what, bytes)` hears: 0 a head, 1 a piece, 2 an error. Bytes are
 // only good during the call.
 "use strict";
 
 async function oleoEngine(wasm, read, say) {
   let memory = null;
   const bytes = (at, len) => new Uint8Array(memory.buffer, at >>> 0, len >>> 0);
-  const { instance } = await WebAssembly.instantiate(wasm, {
+  const instance = await WebAssembly.instantiate(wasm, {
     oleo: {
       read(file, offset, to, len) {
         try { read(file, Number(offset), bytes(to, len)); return 0; } catch { return 1; }

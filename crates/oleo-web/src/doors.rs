@@ -3,12 +3,13 @@
 //! A call: (1) [`oleo_input`] makes room for a text, which the worker writes there; (2) [`oleo_open`] or [`oleo_ask`] takes it, reads files through [`read`], and hands what it has to say to [`say`], in
 //! order. All of this is on the worker's one thread.
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use oleo::Device;
 use oleo_browse::Output;
-use oleo_device::Device;
 use serde_json::Value;
 
 use crate::session::{Head, Session};
@@ -57,6 +58,46 @@ fn tell(what: What, bytes: &[u8]) -> io::Result<()> {
     #[allow(unsafe_code, reason = "how WebAssembly reaches its host")]
     let heard = unsafe { say(what as u32, bytes.as_ptr(), bytes.len()) };
     if heard == 0 { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+}
+
+/// The allocator, which says so when there is no more memory: what needs it ends then.
+struct Bounded;
+
+#[global_allocator]
+static ALLOCATOR: Bounded = Bounded;
+
+impl Bounded {
+    fn given(at: *mut u8) -> *mut u8 {
+        if at.is_null() {
+            // It takes no memory to say this.
+            let _ = tell(What::Error, b"this needs more memory than the page may have; `oleo` has no such bound");
+        }
+        at
+    }
+}
+
+// SAFETY: all of it is done by the system's allocator.
+#[allow(unsafe_code, reason = "there is no other way to hear of it")]
+unsafe impl GlobalAlloc for Bounded {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller has promised.
+        Bounded::given(unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller has promised.
+        Bounded::given(unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        // SAFETY: as the caller has promised.
+        Bounded::given(unsafe { System.realloc(at, layout, len) })
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as the caller has promised.
+        unsafe { System.dealloc(at, layout) }
+    }
 }
 
 /// What answers are written to: pieces.
@@ -138,7 +179,7 @@ fn open(text: &[u8]) -> Result<(), String> {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for (number, file) in (0..).zip(&files) {
         let (Some(name), Some(len)) = (file[0].as_str(), file[1].as_u64()) else { return Err("no files".into()) };
-        devices.push(Arc::new(Slices::new(name, len, File(number))));
+        devices.push(Arc::new(Slices::new(name, len, File(number), files.len())));
     }
     let session = Session::open(devices)?;
     SESSION.set(Some(session));

@@ -8,7 +8,7 @@
 //!
 //! What the worker offers and what it calls are a handful of functions (`doors.rs`), only there in WebAssembly.
 //!
-//! Not here: what is answered (`oleo-browse`); checks, maps and tar archives, which need the whole library.
+//! Not here: what is answered, which is what a server answers (`oleo-browse`, `answers` in `oleo-view`).
 
 #[cfg(target_family = "wasm")]
 mod doors;

@@ -6,13 +6,15 @@
 use std::io;
 use std::sync::Arc;
 
-use oleo_device::{Device, DeviceError, Op};
+use oleo::device::{Device, DeviceError, Op};
 use oleo_lock::{Mutex, rank};
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 128 << 10;
-/// Pages that are kept: 32 MiB of each file.
+/// Pages that are kept: 32 MiB of all files together.
 const PAGES: u64 = 256;
+/// Pages that are kept of a file, however many there are.
+const PAGES_MIN: u64 = 8;
 
 /// The number of a page, and its bytes.
 type Page = (u64, Box<[u8]>);
@@ -36,9 +38,10 @@ pub struct Slices<R> {
 }
 
 impl<R: ReadSlice> Slices<R> {
-    /// A file of a name and length.
-    pub fn new(name: &str, len: u64, file: R) -> Slices<R> {
-        let pages = Mutex::new((0..PAGES).map(|_| None).collect());
+    /// A file of a name and length, one of so many.
+    pub fn new(name: &str, len: u64, file: R, count: usize) -> Slices<R> {
+        let kept = (PAGES / count.max(1) as u64).max(PAGES_MIN);
+        let pages = Mutex::new((0..kept).map(|_| None).collect());
         Slices { name: name.into(), len, file, pages }
     }
 
@@ -55,7 +58,8 @@ impl<R: ReadSlice> Slices<R> {
         let number = offset / PAGE_BYTES;
         let start = number * PAGE_BYTES;
         let mut pages = self.pages.lock();
-        let slot = &mut pages[(number % PAGES) as usize];
+        let kept = pages.len() as u64;
+        let slot = &mut pages[(number % kept) as usize];
         let kept = match slot {
             Some((of, bytes)) if *of == number => bytes,
             _ => {
@@ -142,7 +146,7 @@ mod tests {
     #[test]
     fn parts() {
         let bytes: Vec<u8> = (0..40_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        let device = Slices::new("a", bytes.len() as u64, Counted(bytes.clone(), AtomicU64::new(0)));
+        let device = Slices::new("a", bytes.len() as u64, Counted(bytes.clone(), AtomicU64::new(0)), 1);
         let mut seed = 1u64;
         for _ in 0..2000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

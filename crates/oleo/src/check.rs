@@ -14,12 +14,13 @@
 //! ```
 
 use std::path::Path;
+use std::sync::Arc;
 
 use oleo_format::Classified;
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
 use crate::image::open_devices;
-use crate::{Access, Error, Hint, OpenOptions, Result};
+use crate::{Access, Device, Error, Hint, OpenOptions, Result};
 
 pub use oleo_check::{
     CheckError, CheckOptions, Counts, Finding, Kind, Place, Progress, Report, Severity, check as volume,
@@ -50,19 +51,26 @@ pub fn image(path: impl AsRef<Path>, open: &OpenOptions, start: Start, how: &Che
             let text = "a volume that is in use cannot be checked, since it changes meanwhile";
             return Err(Error::refused(oleo_fs::errno::EBUSY, text).with_hint(Hint::Scrub));
         }
-        let devices = open_devices(path, &OpenOptions { access: Access::ReadOnly, ..open.clone() })?;
-        let Start { backup, super_copy } = start;
-        let options = VolumeOptions { write: false, degraded: open.degraded, backup, super_copy };
-        let volume = Volume::open(devices, &options)?;
-        if volume.has_placement_tree() {
-            let text = "a volume with a raid-stripe tree cannot be checked yet";
-            return Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, text));
-        }
-        match oleo_check::check(&volume, how) {
-            Ok(report) => Ok(report),
-            Err(CheckError::Volume(error)) => Err(error.into()),
-            Err(error) => Err(Error::refused(error.class().errno, error.to_string())),
-        }
+        let found = open_devices(path, &OpenOptions { access: Access::ReadOnly, ..open.clone() })?;
+        devices(found, open.degraded, start, how)
     };
     check().map_err(|error| error.of_image(path))
+}
+
+/// The same of devices that are open already, in any order, and that nobody writes to meanwhile. With `degraded`, some may be missing.
+///
+/// # Errors
+/// As [`image`].
+pub fn devices(devices: Vec<Arc<dyn Device>>, degraded: bool, start: Start, how: &CheckOptions<'_>) -> Result<Report> {
+    let Start { backup, super_copy } = start;
+    let volume = Volume::open(devices, &VolumeOptions { write: false, degraded, backup, super_copy })?;
+    if let Some(tree) = volume.tree_that_moves() {
+        let text = format!("a volume with a {tree} cannot be checked yet");
+        return Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, text));
+    }
+    match oleo_check::check(&volume, how) {
+        Ok(report) => Ok(report),
+        Err(CheckError::Volume(error)) => Err(error.into()),
+        Err(error) => Err(Error::refused(error.class().errno, error.to_string())),
+    }
 }

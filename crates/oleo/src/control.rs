@@ -12,29 +12,38 @@
 //! the other sees the file system.
 //!
 //! What callers may do is what the kernel lets them do: [`Caller`] has the rules.
+//! Only what requests and replies are is there on other systems than Linux.
 //! Not here: what the requests do; that is `oleo-fs`'s, `oleo-jobs`'s and the rest of this library's.
 
 mod bytes;
+#[cfg(target_os = "linux")]
 mod caller;
 mod error;
+#[cfg(target_os = "linux")]
 pub(crate) mod execute;
+#[cfg(target_os = "linux")]
 mod feed;
 mod invalidation;
 mod location;
 mod reply;
 mod request;
+#[cfg(target_os = "linux")]
 mod wire;
 
 pub use crate::SubvolRef;
 pub use crate::devices::WhichDevice;
 pub use bytes::Bytes;
 
+#[cfg(target_os = "linux")]
 pub use caller::Caller;
 pub use error::Error;
+#[cfg(target_os = "linux")]
 pub use execute::execute;
+#[cfg(target_os = "linux")]
 pub use feed::{Feed, STALL_MAX};
 pub use invalidation::Invalidation;
 pub use location::Location;
+#[cfg(target_os = "linux")]
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
 pub use oleo_jobs::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented,
@@ -50,6 +59,7 @@ pub use request::{
     BalanceChange, DeviceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, ScrubChange,
     SendHow, WhichGroup,
 };
+#[cfg(target_os = "linux")]
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, connect_of, serve, stop};
 
 #[cfg(test)]

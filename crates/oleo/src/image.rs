@@ -62,6 +62,9 @@ impl Image {
         options: &OpenOptions,
         chunk_len_max: Option<u64>,
     ) -> Result<Image> {
+        if options.access == Access::Write && !options.writes() {
+            return Err(Error::refused(errno::EOPNOTSUPP, "images are only read here"));
+        }
         if options.writes() && options.no_log_replay {
             return Err(Error::Request("only for reading can a volume be opened without its log".into()));
         }
@@ -358,6 +361,14 @@ impl Image {
             return Err(Error::from(FsError::NotDir).at(path.escape_ascii()));
         }
         Ok(at)
+    }
+
+    /// All paths of an inode from the top level, without a leading slash.
+    ///
+    /// # Errors
+    /// The inode is gone, or the image is damaged.
+    pub fn paths(&self, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
+        Ok(self.fs().paths(inode)?)
     }
 
     /// All entries of a directory, in the order of their creation.

@@ -3,13 +3,14 @@
 //! An [`Inspector`] needs readable chunks and nothing else, so it works on images that cannot be opened.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use oleo_format::{CheckedNode, Generation, ItemType, Key, Logical, NodeExpect, RootItem, SuperBlock, TreeId};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
 use crate::device::{PlaceOptions, open_named};
 use crate::image::open_devices;
-use crate::{Error, OpenOptions, Result};
+use crate::{Device, Error, OpenOptions, Result};
 
 /// The blocks of an image.
 pub struct Inspector {
@@ -73,12 +74,18 @@ impl Inspector {
     /// Its superblock or chunk tree cannot be read.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Inspector> {
         let path = path.as_ref();
-        let open = || -> Result<Inspector> {
-            let devices = open_devices(path, options)?;
-            let volume_options = VolumeOptions { degraded: options.degraded, ..VolumeOptions::default() };
-            Ok(Inspector { volume: Volume::open(devices, &volume_options)? })
-        };
-        open().map_err(|error| error.of_image(path))
+        open_devices(path, options)
+            .and_then(|devices| Inspector::from_devices(devices, options))
+            .map_err(|error| error.of_image(path))
+    }
+
+    /// The same of devices that are open already, in any order.
+    ///
+    /// # Errors
+    /// As [`Inspector::open`].
+    pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Inspector> {
+        let volume_options = VolumeOptions { degraded: options.degraded, ..VolumeOptions::default() };
+        Ok(Inspector { volume: Volume::open(devices, &volume_options)? })
     }
 
     /// The volume: devices, chunks, superblock.
@@ -86,7 +93,7 @@ impl Inspector {
         &self.volume
     }
 
-    /// All trees: root tree, chunk tree, log root tree and the logs that it names, then those with root items in the order of
+    /// All trees: root tree, chunk tree, remap tree, log root tree and the logs that it names, then those with root items in the order of
     /// their keys. Logs that cannot be reached are left out.
     ///
     /// # Errors
@@ -113,6 +120,9 @@ impl Inspector {
         let root = start(TreeId::ROOT, sb.root.get(), generation, sb.root_level);
         let mut trees =
             vec![root, start(TreeId::CHUNK, sb.chunk_root.get(), sb.chunk_root_generation.get(), sb.chunk_root_level)];
+        if let Some((root, generation, level)) = sb.remap_tree() {
+            trees.push(start(TreeId::REMAP, root.0, generation.0, level));
+        }
         if sb.log_root.get() != 0 {
             let log = start(TreeId::TREE_LOG, sb.log_root.get(), generation + 1, sb.log_root_level);
             trees.push(log);

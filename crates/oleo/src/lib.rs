@@ -47,6 +47,28 @@
 //!
 //! The command (`oleo-cli`) has the same features, all on, and `fuse` for `oleo mount`.
 //!
+//! # Other systems than Linux
+//!
+//! On Windows, macOS and other systems of the Unix kind images are made, opened, read, written, checked, balanced, scrubbed, sent and received as on Linux. There
+//! the library is used without `nbd` and `remote`: `default-features = false, features = ["zlib", "lzo", "zstd"]`. Not there are, because they are Linux's:
+//!
+//! | what | how one learns of it |
+//! |---|---|
+//! | block devices | refused: "not a regular file" (`EINVAL`) |
+//! | who else has an image open | two programs that use this library exclude each other (`EBUSY`); on Windows other programs are kept out, too, on macOS they are not noticed |
+//! | directories of the host as a source: `Source::Dir`, [`Image::put`] | refused (`EOPNOTSUPP`); tar archives can be taken, and files written |
+//! | directories of the host as a target: `restore::restore_to_dir`, `receive::receive_to_dir` | not in the library; [`restore::restore_to_tar`] is |
+//! | mounts, FUSE, requests to a server: `control::execute`, `Client`, `Feed` | not in the library |
+//! | exports, object stores | the features do not compile |
+//! | holes in image files | what is discarded keeps its room on the host |
+//! | on Windows: paths of the host (`Path`) as paths in an image | they are no [`ImagePath`]; text and bytes are |
+//!
+//! [`Error::errno`] has Linux's numbers everywhere.
+//!
+//! In WebAssembly (`wasm32-unknown-unknown`) images are only read, from devices that the program brings along ([`Image::from_devices`], [`inspect::Inspector::from_devices`],
+//! [`check::devices`]): there are no files, no threads, and neither clock nor random numbers, so that [`fs::FsOptions`] has to have a clock. `zstd` is left out there, since it builds C; who
+//! switches the feature on of `oleo-format` itself reads such data all the same.
+//!
 //! # Making an image, reading and writing, from many threads
 //!
 //! ```
@@ -145,6 +167,11 @@
 //! # }
 //! ```
 
+#[cfg(all(not(target_os = "linux"), any(feature = "nbd", feature = "remote")))]
+compile_error!(
+    "the features `nbd` and `remote` of oleo need Linux: use default-features = false, features = [\"zlib\", \"lzo\", \"zstd\"]"
+);
+
 pub mod background;
 pub mod balance;
 pub mod check;
@@ -169,6 +196,7 @@ mod notices;
 mod ops;
 mod options;
 mod path;
+mod places;
 pub mod quota;
 pub mod receive;
 pub mod rescue;

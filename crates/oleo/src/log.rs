@@ -18,10 +18,6 @@ use oleo_volume::{OpenOptions as VolumeOptions, Volume, read_mirrors};
 
 use crate::{Access, Error, OpenOptions, Result};
 
-/// Bytes of changes, over all devices, that applying a log in memory may make. Beyond it the volume can still be read without
-/// its log.
-const OVERLAY_BYTES_MAX: u64 = 1 << 30;
-
 /// Applies the log, if there is one, to a volume that was opened for writing.
 pub(crate) fn replay(fs: &Fs) -> Result<()> {
     oleo_fs::replay(fs).map(drop).map_err(|error| Error::Log(Box::new(error.into())))
@@ -29,7 +25,7 @@ pub(crate) fn replay(fs: &Fs) -> Result<()> {
 
 /// What to read in place of `devices`, whose volume has a log: the same with the log applied.
 pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Result<Vec<Arc<dyn Device>>> {
-    let share = OVERLAY_BYTES_MAX / devices.len().max(1) as u64;
+    let share = options.log_bytes_max / devices.len().max(1) as u64;
     let over: Vec<Arc<dyn Device>> =
         devices.iter().map(|d| Arc::new(Overlay::new(d.clone(), share)) as Arc<dyn Device>).collect();
     let done = (|| {
@@ -37,7 +33,13 @@ pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Res
         let volume_options = VolumeOptions { write: true, degraded: options.degraded, backup: None, super_copy: None };
         let volume = Arc::new(Volume::open(over.clone(), &volume_options)?);
         let engine_options = EngineOptions { cache_bytes: options.cache_bytes, ..EngineOptions::default() };
+        let nodesize = u64::from(volume.rules().nodesize);
         let engine = Engine::open(volume, &engine_options)?;
+        let log_bytes = engine.unreplayed_log().map_or(0, |log| nodesize.saturating_mul(log.blocks() as u64));
+        if log_bytes > options.log_bytes_max {
+            let text = format!("it has {log_bytes} bytes, and only {} may be applied in memory", options.log_bytes_max);
+            return Err(Error::refused(oleo_fs::errno::ENOMEM, text));
+        }
         let fs = Fs::open(engine, &options.fs.clone().read_only(false))?;
         oleo_fs::replay(&fs)?;
         Ok(())

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -169,7 +168,7 @@ fn build_all<P: AsRef<Path>>(
         devices.push(open_target(target, options).map_err(|error| error.of_image(&target.name))?);
         if matches!(target.what, What::File) {
             let meta = fs::metadata(&target.name).map_err(Error::host("open", &target.name))?;
-            options.fill.skip.push((meta.dev(), meta.ino()));
+            options.fill.skip.extend(number_of(&meta));
         }
     }
     if options.reflink {
@@ -212,7 +211,10 @@ fn reflink(targets: &[Target], options: &BuildOptions) -> Result<Reflink> {
     if options.fill.compress.is_some() || options.mkfs.data.is_some_and(|profile| profile != Profile::Single) {
         return Err(Error::Request("sharing data needs data that is not compressed and has one copy".into()));
     }
-    let device_of = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(Error::host("open", path));
+    let device_of = |path: &Path| -> Result<Option<u64>> {
+        let meta = fs::metadata(path).map_err(Error::host("open", path))?;
+        Ok(number_of(&meta).map(|(device, _)| device))
+    };
     if device_of(dir)? != device_of(&target.name)? {
         let both = format!("{} and {}", dir.display(), target.name.display());
         return Err(Error::refused(
@@ -221,6 +223,31 @@ fn reflink(targets: &[Target], options: &BuildOptions) -> Result<Reflink> {
         ));
     }
     Ok(Reflink::new(&target.name, options.offset)?)
+}
+
+/// The numbers of a file's file system and of its inode, where directories of the host are filled from.
+#[cfg(target_os = "linux")]
+fn number_of(meta: &fs::Metadata) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+
+    Some((meta.dev(), meta.ino()))
+}
+
+#[cfg(target_os = "linux")]
+fn is_block_device(meta: &fs::Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+
+    meta.file_type().is_block_device()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn number_of(_: &fs::Metadata) -> Option<(u64, u64)> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_block_device(_: &fs::Metadata) -> bool {
+    false
 }
 
 fn chunk_bytes(options: &BuildOptions) -> u64 {
@@ -288,7 +315,7 @@ fn must_be_whole(options: &BuildOptions) -> Result<()> {
 fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
     let empty = matches!(options.source, Source::Empty);
     let (created, is_block, have) = match fs::metadata(path) {
-        Ok(meta) if meta.file_type().is_block_device() => (false, true, 0),
+        Ok(meta) if is_block_device(&meta) => (false, true, 0),
         Ok(meta) if meta.is_file() => (false, false, meta.len()),
         Ok(_) => return Err(DeviceError::Kind { path: path.to_owned() }.into()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => (true, false, 0),
@@ -351,7 +378,7 @@ fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device
         }
     }
     let file_options = |len| FileOptions::default().write(true).create(true).offset(options.offset).len(len);
-    let is_block = fs::metadata(&target.name).is_ok_and(|meta| meta.file_type().is_block_device());
+    let is_block = fs::metadata(&target.name).is_ok_and(|meta| is_block_device(&meta));
     let device = if is_block {
         FileDevice::open(
             &target.name,

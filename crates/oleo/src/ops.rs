@@ -4,7 +4,6 @@
 //! from a start directory; a target that is a directory means "into it, under the same name", as with cp and mv.
 
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use oleo_format::Corruption;
@@ -117,7 +116,7 @@ impl Image {
         options: &FillOptions,
     ) -> Result<Report> {
         let (source, path) = (source.as_ref(), path.path_bytes());
-        let name = source.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
+        let name = source.file_name().map(|name| name.as_encoded_bytes().to_vec()).unwrap_or_default();
         let (dir, name) = self.target(start, path, &name)?;
         let meta = std::fs::symlink_metadata(source).map_err(Error::host("read", source))?;
         if meta.is_dir() {

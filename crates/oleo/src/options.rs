@@ -51,6 +51,9 @@ pub struct OpenOptions {
     pub ignore_bad_trees: bool,
     /// Do not apply the log that a crash left: what was synced after the last commit is not seen (reading only).
     pub no_log_replay: bool,
+    /// Bytes of changes, over all devices, that applying the log in memory may make, and at most so many of the log itself (reading only). A log that needs more is an error;
+    /// the volume can still be read without it.
+    pub log_bytes_max: u64,
     /// On devices of volumes with parity: overwrite what somebody else has where records of stripes are kept (bytes 512 KiB to 1 MiB), such as a boot
     /// loader. Without them a crash and the loss of a device together may lose data (for changes only).
     pub wipe_stripe_records: bool,
@@ -82,6 +85,7 @@ impl Default for OpenOptions {
             use_backup_root: false,
             ignore_bad_trees: false,
             no_log_replay: false,
+            log_bytes_max: 1 << 30,
             wipe_stripe_records: false,
             keep_space_cache: false,
             cache_bytes: 64 << 20,
@@ -104,6 +108,7 @@ oleo_format::setters!(OpenOptions {
     use_backup_root: bool,
     ignore_bad_trees: bool,
     no_log_replay: bool,
+    log_bytes_max: u64,
     wipe_stripe_records: bool,
     keep_space_cache: bool,
     cache_bytes: usize,
@@ -118,8 +123,8 @@ impl OpenOptions {
         OpenOptions { access: Access::Write, ..OpenOptions::default() }
     }
 
-    /// Whether they allow changes.
+    /// Whether they allow changes. In WebAssembly none do: what asks for them is refused there, and the code for it is left out.
     pub fn writes(&self) -> bool {
-        self.access == Access::Write
+        !cfg!(target_family = "wasm") && self.access == Access::Write
     }
 }

@@ -1,8 +1,11 @@
 //! Paths inside an image, and what names a subvolume.
 
+#[cfg(unix)]
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+#[cfg(unix)]
 use std::os::unix::ffi::OsStrExt;
+#[cfg(unix)]
 use std::path::{Path, PathBuf};
 
 use oleo_format::TreeId;
@@ -10,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::Location;
 
-/// A path inside an image: bytes, of which only `/` and zero mean something. Strings, bytes and paths of the host are such paths.
+/// A path inside an image: bytes, of which only `/` and zero mean something. Strings, bytes and paths of the host are such paths; those of Windows are not:
+/// they have other slashes, and are no bytes.
 pub trait ImagePath {
     /// The bytes of the path.
     fn path_bytes(&self) -> &[u8];
@@ -31,6 +35,9 @@ image_paths! {
     Vec<u8> => |path| path,
     str => |path| path.as_bytes(),
     String => |path| path.as_bytes(),
+}
+#[cfg(unix)]
+image_paths! {
     OsStr => |path| path.as_bytes(),
     OsString => |path| path.as_bytes(),
     Path => |path| path.as_os_str().as_bytes(),

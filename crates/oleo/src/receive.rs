@@ -18,12 +18,17 @@
 //! # }
 //! ```
 
+#[cfg(target_os = "linux")]
 use std::ffi::OsStr;
 use std::io::Read;
+#[cfg(target_os = "linux")]
 use std::os::unix::ffi::OsStrExt;
+#[cfg(target_os = "linux")]
 use std::path::{Path, PathBuf};
 
-use oleo_stream::receive::{DirOptions, DirTarget, FsTarget, FsTargetOptions};
+#[cfg(target_os = "linux")]
+use oleo_stream::receive::{DirOptions, DirTarget};
+use oleo_stream::receive::{FsTarget, FsTargetOptions};
 
 use crate::error::AtPlace;
 use crate::fs::InodeRef;
@@ -41,7 +46,7 @@ pub struct Receive {
     /// The directory where subvolumes are made, from the top level; empty: the top level.
     pub into: Vec<u8>,
     /// The subvolume to use as the parent of an incremental stream, in place of the one that the stream names. For
-    /// [`receive_to_dir`] it is the path of a directory of the host.
+    /// `receive_to_dir` it is the path of a directory of the host.
     pub rebase: Option<SubvolRef>,
     /// All or nothing: nothing is committed before the end, and nothing at all is left where an error ends the work.
     pub atomic: bool,
@@ -119,6 +124,7 @@ impl Image {
 ///
 /// # Errors
 /// As [`Image::receive`]; the report says what was done before.
+#[cfg(target_os = "linux")]
 pub fn receive_to_dir<R: Read + Send + 'static>(dir: &Path, input: R, how: &Receive) -> (Report, Result<()>) {
     let all = how.exact_modes || rustix::process::geteuid().is_root();
     // As tar does: without being asked, an ordinary user gets no set-ID bits at all.

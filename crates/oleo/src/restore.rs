@@ -1,4 +1,4 @@
-//! Copies files out of an image: into a directory of the host, or as a tar archive.
+//! Copies files out of an image: into a directory of the host (on Linux), or as a tar archive.
 //!
 //! Kept: contents, holes, types, modes, owners, times of access and modification, hard links, extended attributes
 //! (access lists and capabilities among them), device nodes, fifos, sockets. Nested subvolumes become directories.
@@ -9,11 +9,13 @@
 //! program runs as the user who restored it. Unless exact modes are requested, the umask applies and set-ID bits are dropped
 //! for everybody but root. A directory that is reached twice is entered once, with a warning.
 
+#[cfg(target_os = "linux")]
 mod dir;
 mod tar;
 
 use oleo_mkfs::{OnProgress, Progress};
 
+#[cfg(target_os = "linux")]
 pub use self::dir::restore_to_dir;
 pub use self::tar::restore_to_tar;
 
@@ -23,7 +25,7 @@ pub use self::tar::restore_to_tar;
 pub struct RestoreOptions {
     /// Leave nested subvolumes out (an empty directory stands for each).
     pub one_subvol: bool,
-    /// Threads; 0 for one per core. A tar archive is written by one in any case.
+    /// Threads; 0 for one per core. A tar archive is read by one and written by another, unless this is 1: then the caller's does both.
     pub threads: usize,
     /// Keep modes regardless of the umask; always so for root and in a tar archive.
     pub exact_modes: bool,

@@ -62,7 +62,7 @@ impl Image {
                 shown.more += 1;
                 continue;
             }
-            let mut place = Place { tree: found.tree, ino: found.ino, at: found.at, paths: Vec::new() };
+            let mut place = Place::from(found);
             let inode = self.fs().subvol(found.tree).and_then(|subvol| self.fs().inode(&subvol, found.ino));
             if let Ok(paths) = inode.map_err(crate::Error::from).and_then(|inode| self.paths(&inode)) {
                 place.paths = paths.into_iter().map(Into::into).collect();

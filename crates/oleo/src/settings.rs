@@ -4,7 +4,7 @@ use oleo_format::compress::is_supported;
 use oleo_format::{Compression, CsumType, InodeFlags, TreeId};
 use oleo_fs::data::Compress;
 use oleo_fs::{COMPRESSION, InodeRef, ReadOnly, SetAttr, XattrMode};
-use uuid::Uuid;
+use oleo_mkfs::MkfsOptions;
 
 use crate::{Error, Image, Result};
 
@@ -65,10 +65,7 @@ pub fn seed_from_text(text: &str) -> [u8; 32] {
 
 /// A random seed.
 pub fn random_seed() -> [u8; 32] {
-    let mut seed = [0; 32];
-    seed[..16].copy_from_slice(Uuid::new_v4().as_bytes());
-    seed[16..].copy_from_slice(Uuid::new_v4().as_bytes());
-    seed
+    MkfsOptions::unique().seed
 }
 
 impl Image {

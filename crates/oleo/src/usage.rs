@@ -30,6 +30,8 @@ impl GroupUsage {
             "Data"
         } else if flags.contains(BlockGroupFlags::SYSTEM) {
             "System"
+        } else if flags.contains(BlockGroupFlags::METADATA_REMAP) {
+            "Remap tree"
         } else {
             "Metadata"
         }

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use oleo::balance::{BalanceArgs, BalanceEnd, BalanceState};
 use oleo::devices::ReplaceState;
@@ -13,6 +14,7 @@ use oleo::{Image, OpenOptions};
 use oleo_device::{Device, DeviceError, MemDevice, WriteReq};
 use oleo_format::DevId;
 use oleo_sim::faulty::{Faulty, Trouble};
+use oleo_sim::gate::{Gate, Writes};
 use oleo_sim::rng::Rng;
 use oleo_volume::{Candidate, read_super};
 use uuid::Uuid;
@@ -60,7 +62,7 @@ fn must_hold(devices: &[Arc<dyn Device>], names: &[&str], what: &str) {
 fn run_a_part(image: &Image) {
     std::thread::scope(|threads| {
         let run = threads.spawn(|| image.replacer().run());
-        while image.replacer().status().done == 0 && !run.is_finished() {
+        while image.replacer().status().on_disk == 0 && !run.is_finished() {
             std::hint::spin_loop();
         }
         image.replacer().interrupt();
@@ -69,6 +71,87 @@ fn run_a_part(image: &Image) {
     assert_eq!(image.replacer().status().state, ReplaceState::Suspended, "it was over too soon");
     let item = image.fs().engine().replace_item().unwrap().unwrap();
     assert!(item.cursor_left.get() > 0, "nothing was written down");
+}
+
+/// What a piece of a file is full of that the target does not take yet.
+const MARK: u8 = 0x5a;
+
+/// Opens the gate in any case, so that nobody waits for ever when an assertion fails.
+struct Opens<'a>(&'a Gate);
+
+impl Drop for Opens<'_> {
+    fn drop(&mut self) {
+        self.0.open(Writes::Of(MARK));
+    }
+}
+
+/// Goal: progress is told piece by piece, and apart from it what a crash does not cost: what the cursor on disk has passed, which is written down as soon as
+/// the first part of a chunk is copied. What is lost by stopping is taken off. Method: the target holds a piece back that is behind others of its
+/// part; it is stopped there, opened again, and run to its end.
+#[test]
+fn progress_and_the_cursor_on_disk() {
+    let devices = made(1, Profile::Single, Profile::Single);
+    let image = open(&devices);
+    put(&image, "one");
+    image.write("marked", &vec![MARK; 1 << 20]).unwrap();
+    put(&image, "two");
+    let mut parts: Vec<_> =
+        image.volume().chunks().iter().map(|chunk| (chunk.stripes[0].offset, chunk.stripe_bytes().0)).collect();
+    parts.sort_unstable();
+    // How far it is behind each part: the cursor, and bytes.
+    let marks: Vec<(u64, u64)> = parts
+        .iter()
+        .scan(0, |sum, (offset, len)| {
+            *sum += len;
+            Some((offset.0 + len, *sum))
+        })
+        .collect();
+    let all = marks.last().unwrap().1;
+    let cursor = |image: &Image| image.fs().engine().replace_item().unwrap().unwrap().cursor_left.get();
+    let bytes_of = |cursor: u64| marks.iter().find(|mark| mark.0 == cursor).map(|mark| mark.1);
+
+    let gate = Arc::new(Gate::new(512 * MIB));
+    gate.shut(Writes::Of(MARK));
+    let target = gate.clone() as Arc<dyn Device>;
+    let replacer = image.replacer();
+    replacer.start(DevId(1), candidate(&target), false).unwrap();
+    let before = replacer.status();
+    assert_eq!((before.done, before.all, before.on_disk, cursor(&image)), (0, all, 0, 0));
+    let at_stop = std::thread::scope(|threads| {
+        let _opens = Opens(&gate);
+        let run = threads.spawn(|| replacer.run());
+        gate.await_held(Writes::Of(MARK));
+        // Others of the part are copied meanwhile.
+        let late = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            let status = replacer.status();
+            if !marks.iter().any(|mark| mark.1 == status.done) {
+                break status;
+            }
+            assert!(Instant::now() < late, "only whole parts: {status:?} {marks:?}");
+            std::thread::yield_now();
+        };
+        assert!(status.done < status.all && status.all == all, "{status:?}");
+        assert_eq!(bytes_of(cursor(&image)), Some(status.on_disk), "{status:?}");
+        assert!(status.on_disk > 0 && status.on_disk < status.done, "{status:?}");
+        replacer.interrupt();
+        gate.open(Writes::Of(MARK));
+        run.join().unwrap().unwrap();
+        status
+    });
+    let stopped = replacer.status();
+    let whole = marks.iter().map(|mark| mark.1).filter(|mark| *mark <= at_stop.done).max();
+    assert_eq!(stopped.state, ReplaceState::Suspended);
+    assert_eq!((Some(stopped.done), Some(stopped.on_disk)), (whole, whole));
+    assert_eq!(bytes_of(cursor(&image)), whole);
+    drop(image);
+    let image = open(&[devices, vec![target]].concat());
+    let found = image.replacer().status();
+    assert_eq!((found.done, found.all, found.on_disk), (stopped.done, all, stopped.on_disk));
+    image.replacer().resume().unwrap();
+    image.replacer().run().unwrap();
+    let status = image.replacer().status();
+    assert_eq!((status.state, status.done, status.on_disk), (ReplaceState::Finished, all, all));
 }
 
 /// Goal: a target that failed is not believed when it is back: what it missed is copied again, though the cursor on disk is behind it. Method: it is
@@ -109,6 +192,41 @@ fn a_target_that_missed_writes() {
         assert!(read_super(&*devices[0]).is_err(), "{what}: the old one is wiped");
         must_hold(&[memory], &["one", "two", "three", "four", "missed"], &what);
     }
+}
+
+/// Goal: an fsync is confirmed while a mirror fails at any moment of it, by what the other one has, and so are the next; with the other one
+/// alone, and with both again, everything is there. Method: the second of two devices fails at each of some writes and flushes, or altogether.
+#[test]
+fn an_fsync_while_a_mirror_fails() {
+    let mut struck = 0;
+    let troubles = [Trouble::Writes, Trouble::Flushes, Trouble::All];
+    for (trouble, spared) in troubles.into_iter().flat_map(|trouble| (0..6).map(move |spared| (trouble, spared))) {
+        let what = format!("{trouble:?} after {spared}");
+        let devices = made(2, Profile::Raid1, Profile::Raid1);
+        let faulty = Arc::new(Faulty::new(devices[1].clone()));
+        let image = open(&[devices[0].clone(), faulty.clone() as Arc<dyn Device>]);
+        image.write("before", b"before").unwrap();
+        image.sync().unwrap();
+        faulty.fail_after(trouble, spared);
+        let names = ["first", "second", "third"];
+        for name in names {
+            image.write(name, name.as_bytes()).unwrap();
+            image.fs().fsync(&image.find(name).unwrap()).unwrap_or_else(|e| panic!("{what}: {name}: {e}"));
+        }
+        let failed: Vec<bool> = image.volume().devices().iter().map(|device| device.failed).collect();
+        assert_eq!(failed, [false, faulty.struck() > 0], "{what}");
+        struck += u64::from(faulty.struck() > 0);
+        drop(image);
+        let alone = OpenOptions::writing().degraded(true);
+        for devices in [&devices[..1], &devices[..]] {
+            let image = Image::from_devices(devices.to_vec(), &alone).unwrap_or_else(|e| panic!("{what}: {e}"));
+            for name in names {
+                let found = image.read(name).unwrap_or_else(|e| panic!("{what}: {name}: {e}"));
+                assert!(found == name.as_bytes(), "{what}: {name}");
+            }
+        }
+    }
+    assert!(struck > 10, "{struck}");
 }
 
 /// Goal: a target that fails while it is filled is the end of it: the device stays, the status says so, and so does the item on disk; with the target back, all

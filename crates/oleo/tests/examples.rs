@@ -1,5 +1,7 @@
 //! Runs each program of `examples/`: what they show is so. Each is a module here, and fails if what it shows is not there.
 
+#[path = "../examples/any_system.rs"]
+mod any_system;
 #[path = "../examples/build_image.rs"]
 mod build_image;
 #[path = "../examples/compare_snapshots.rs"]
@@ -27,7 +29,7 @@ macro_rules! run {
     };
 }
 
-run! { build_image compare_snapshots custom_device in_memory quick_start receive_stream versioned_store }
+run! { any_system build_image compare_snapshots custom_device in_memory quick_start receive_stream versioned_store }
 
 /// Goal: no example is forgotten here.
 #[test]

@@ -159,6 +159,10 @@ fn a_log_is_replayed() -> Result<()> {
     let without = OpenOptions::default().no_log_replay(true);
     ensure!(open(without.clone())?.read("synced").is_err());
     ensure!(open(without.clone().access(oleo::Access::Write)).is_err(), "only for reading");
+    // One that is larger than may be applied in memory.
+    let Err(error) = open(OpenOptions::default().log_bytes_max(20_000)) else { anyhow::bail!("the log is too large") };
+    ensure!(error.to_string().contains("only 20000 may be applied"), "{error}");
+    ensure!(error.hint() == Some(oleo::Hint::SkipOrDropLog));
     ensure!(bytes()? == before, "reading wrote to the device");
 
     let good = open(without.clone())?;

@@ -2,23 +2,50 @@
 //!
 //! `cargo test --release -p oleo --test rows -- --ignored --nocapture` prints the table of decision 0032.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use oleo::control::RowCounts;
 use oleo::mkfs::{MkfsOptions, Profile};
 use oleo::{Device, Image, OpenOptions};
-use oleo_device::{DeviceError, MemDevice};
+use oleo_device::{DeviceError, MemDevice, WriteReq};
+use oleo_format::BlockGroupFlags;
 use oleo_sim::rng::Rng;
 
 const MIB: u64 = 1 << 20;
 /// Data bytes of a row on four devices.
 const ROW_LEN: u64 = 3 * (64 << 10);
 
-/// A device that counts flushes.
+/// A device that counts flushes, and notes what is done to it while somebody wants that.
 struct Counted {
     inner: MemDevice,
     flushes: Arc<AtomicU64>,
+    notes: Arc<Mutex<Option<Vec<Note>>>>,
+}
+
+/// What is done to a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Deed {
+    Read,
+    Write,
+    Flush,
+}
+
+/// Something that was done to a device: where, and how many bytes.
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    deed: Deed,
+    at: u64,
+    len: u64,
+}
+
+impl Counted {
+    fn note(&self, deed: Deed, at: u64, len: usize) {
+        if let Some(notes) = &mut *self.notes.lock().unwrap() {
+            notes.push(Note { deed, at, len: len as u64 });
+        }
+    }
 }
 
 impl Device for Counted {
@@ -26,12 +53,22 @@ impl Device for Counted {
         self.inner.len()
     }
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.note(Deed::Read, offset, buf.len());
         self.inner.read_at(offset, buf)
     }
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.note(Deed::Write, offset, buf.len());
         self.inner.write_at(offset, buf)
     }
+    /// One request, however many pieces of memory it is made of.
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        for req in reqs {
+            self.note(Deed::Write, req.offset, req.len() as usize);
+        }
+        self.inner.write_batch(reqs)
+    }
     fn flush(&self) -> Result<(), DeviceError> {
+        self.note(Deed::Flush, 0, 0);
         self.flushes.fetch_add(1, Relaxed);
         self.inner.flush()
     }
@@ -53,24 +90,30 @@ impl Device for Counted {
 struct Volume {
     image: Image,
     flushes: Arc<AtomicU64>,
+    notes: Arc<Mutex<Option<Vec<Note>>>>,
 }
 
 impl Volume {
     /// The allocator ignores rows if `by_rows` is not set.
     fn new(mib_each: u64, by_rows: bool) -> Volume {
+        Volume::of(mib_each, by_rows, [Profile::Raid5; 2])
+    }
+
+    fn of(mib_each: u64, by_rows: bool, [data, metadata]: [Profile; 2]) -> Volume {
         let flushes = Arc::new(AtomicU64::new(0));
+        let notes = Arc::new(Mutex::new(None));
         let device = |_| {
             let inner = MemDevice::new(mib_each * MIB);
-            Arc::new(Counted { inner, flushes: flushes.clone() }) as Arc<dyn Device>
+            Arc::new(Counted { inner, flushes: flushes.clone(), notes: notes.clone() }) as Arc<dyn Device>
         };
         let devices: Vec<Arc<dyn Device>> = (0..4).map(device).collect();
-        let mkfs = MkfsOptions::default().data(Some(Profile::Raid5)).metadata(Some(Profile::Raid5)).seed([1; 32]);
+        let mkfs = MkfsOptions::default().data(Some(data)).metadata(Some(metadata)).seed([1; 32]);
         oleo::mkfs::make(&devices, &mkfs).unwrap();
         let image = Image::from_devices(devices, &OpenOptions::writing()).unwrap();
         if !by_rows {
             image.fs().engine().space().ignore_rows();
         }
-        Volume { image, flushes }
+        Volume { image, flushes, notes }
     }
 
     fn counts(&self) -> RowCounts {
@@ -252,4 +295,70 @@ fn loads(by_rows: bool) {
         ..after
     };
     say("6000 writes of 4 to 32 KiB, a commit for each 100, on a volume 80 % full", &counts, "");
+}
+
+/// Goal: an fsync of a new file of 4 KiB on four devices has no more reads, writes and flushes than the table of decision 0032 says: of parity, two reads of 4 KiB
+/// for the data, and one of each other unit for the log's blocks. Method: what the devices are asked for is noted; prints the table.
+#[test]
+fn one_fsync() {
+    const COUNT: u64 = 400;
+    let bytes = Rng::new(2).bytes(4096);
+    let profiles = [Profile::Raid5, Profile::Raid1, Profile::Single];
+    for (data, metadata) in profiles.into_iter().flat_map(|data| [(data, Profile::Raid5), (data, Profile::Raid1)]) {
+        let volume = Volume::of(512, true, [data, metadata]);
+        fsyncs(&volume, 20);
+        let of_data =
+            volume.image.volume().chunks().into_iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
+        let places: Vec<(u64, u64)> = of_data
+            .flat_map(|chunk| {
+                chunk.stripes.iter().map(|s| (s.offset.0, s.offset.0 + chunk.stripe_bytes().0)).collect::<Vec<_>>()
+            })
+            .collect();
+        let before = volume.counts();
+        let mut sums: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+        let mut order = Vec::new();
+        for n in 0..COUNT {
+            volume.image.write(format!("g{n}"), &bytes).unwrap();
+            *volume.notes.lock().unwrap() = Some(Vec::new());
+            volume.fsync(&format!("g{n}"));
+            let notes = volume.notes.lock().unwrap().take().unwrap();
+            order.clear();
+            for note in notes {
+                let place = match note.at {
+                    _ if note.deed == Deed::Flush => "all",
+                    at if places.iter().any(|(from, to)| (*from..*to).contains(&at)) => "data",
+                    at if at >= 1 << 20 => "metadata",
+                    at if at < 512 << 10 => "superblock",
+                    _ => "record",
+                };
+                let deed = match note.deed {
+                    Deed::Read => "read",
+                    Deed::Write => "write",
+                    Deed::Flush => "flush",
+                };
+                let sum = sums.entry((deed, place)).or_default();
+                *sum = (sum.0 + 1, sum.1 + note.len);
+                order.push(format!("{deed} {place} {}", note.len));
+            }
+        }
+        let after = volume.counts();
+        println!("data {data}, metadata {metadata}; for each fsync:");
+        let times = |deed, place| sums.get(&(deed, place)).map_or(0, |sum| sum.0);
+        let few = |count: u64| count <= COUNT + COUNT / 10;
+        let parity = |profile: Profile| u64::from(profile.has_parity());
+        let places = if data == Profile::Single { 1 } else { 2 };
+        assert_eq!((times("flush", "all"), times("write", "superblock")), (8 * COUNT, 4 * COUNT));
+        assert_eq!(times("write", "data"), places * COUNT);
+        assert_eq!(times("read", "data"), 2 * parity(data) * COUNT);
+        assert!(few(times("write", "metadata") / 2), "{sums:?}");
+        assert!(few(times("read", "metadata") / 2) && parity(metadata) >= times("read", "metadata").min(1), "{sums:?}");
+        assert_eq!(times("write", "record") + times("read", "superblock") + times("read", "record"), 0);
+        for ((deed, place), (times, bytes)) in sums {
+            let (times, bytes) = (times as f64 / COUNT as f64, bytes as f64 / COUNT as f64 / 1024.0);
+            println!("  {deed} {place}: {times:.2} times, {bytes:.1} KiB");
+        }
+        let [records, parts] = [after.records - before.records, after.parts - before.parts];
+        println!("  parts {:.2}, records {:.2}", parts as f64 / COUNT as f64, records as f64 / COUNT as f64);
+        println!("  the last: {}", order.join(", "));
+    }
 }

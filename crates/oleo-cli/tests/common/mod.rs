@@ -8,7 +8,44 @@ pub mod map;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, ExitStatus, Output, Stdio};
+
+/// What a process has held at most so far, KiB.
+pub fn peak_kib(child: &std::process::Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// What a process may take.
+pub struct Bounds {
+    pub time: std::time::Duration,
+    pub memory_kib: u64,
+}
+
+/// Runs a program to its end, what it prints into a file; its status, what it complained of, and what it held at most, KiB.
+pub fn bounded(mut command: Command, out: &Path, what: &str, bounds: &Bounds) -> (ExitStatus, String, u64) {
+    /// Between two looks at its memory.
+    const POLL: std::time::Duration = std::time::Duration::from_millis(2);
+    let complaints = out.with_extension("stderr");
+    let file = |path: &Path| File::create(path).unwrap();
+    command.stdin(Stdio::null()).stdout(file(out)).stderr(file(&complaints));
+    let (mut child, begun, mut peak) = (command.spawn().unwrap(), std::time::Instant::now(), 0);
+    let status = loop {
+        peak = peak.max(peak_kib(&child));
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        let over = begun.elapsed() > bounds.time || peak > bounds.memory_kib;
+        if over {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        assert!(!over, "{what}: {command:?}: no end after {:?}, {peak} KiB", begun.elapsed());
+        std::thread::sleep(POLL);
+    };
+    (status, String::from_utf8_lossy(&std::fs::read(&complaints).unwrap()).into_owned(), peak)
+}
 
 /// Runs the command in a directory.
 pub fn run(dir: &Path, args: &[&str]) -> Output {

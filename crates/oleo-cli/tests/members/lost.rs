@@ -98,47 +98,45 @@ fn in_turns_without_a_device() {
 #[test]
 fn two_sides_written_apart() {
     let Some(oracle) = oracle() else { return };
-    for (first, second) in [(1, 1), (1, 4)] {
-        for kernel in [[false, false], [true, true], [false, true]] {
-            let what = format!("{first} and {second} writes, {kernel:?} by the kernel");
-            let scratch = oracle.scratch().unwrap();
-            let dir = scratch.path();
-            ok(dir, &["mkfs", "--size", "600M", "-d", "raid1", "-m", "raid1", "a", "b"]);
-            fs::write(dir.join("src"), noise("whole", LEN)).unwrap();
-            ok(dir, &["put", "a", "--device", "b", "src", "/whole"]);
-            let bytes_of = |side: &str, nth: usize| noise(side, if nth == 0 { 150 << 20 } else { 5000 });
-            for (side, times, by_kernel) in [("a", first, kernel[0]), ("b", second, kernel[1])] {
-                for nth in 0..times {
-                    let name = format!("{side}{nth}");
-                    if by_kernel {
-                        let mounted = oracle.mount(&[dir.join(side)], "degraded").unwrap();
-                        fs::write(mounted.path().join(name), bytes_of(side, nth)).unwrap();
-                        mounted.unmount().unwrap();
-                    } else {
-                        fs::write(dir.join("src"), bytes_of(side, nth)).unwrap();
-                        ok(dir, &["put", "--degraded", side, "src", &format!("/{name}")]);
-                    }
+    for (second, kernel) in [(1, [false, false]), (1, [true, true]), (1, [false, true]), (4, [false, true])] {
+        let what = format!("one and {second} writes, {kernel:?} by the kernel");
+        let scratch = oracle.scratch().unwrap();
+        let dir = scratch.path();
+        ok(dir, &["mkfs", "--size", "600M", "-d", "raid1", "-m", "raid1", "a", "b"]);
+        fs::write(dir.join("src"), noise("whole", LEN)).unwrap();
+        ok(dir, &["put", "a", "--device", "b", "src", "/whole"]);
+        let bytes_of = |side: &str, nth: usize| noise(side, if nth == 0 { 150 << 20 } else { 5000 });
+        for (side, times, by_kernel) in [("a", 1, kernel[0]), ("b", second, kernel[1])] {
+            for nth in 0..times {
+                let name = format!("{side}{nth}");
+                if by_kernel {
+                    let mounted = oracle.mount(&[dir.join(side)], "degraded").unwrap();
+                    fs::write(mounted.path().join(name), bytes_of(side, nth)).unwrap();
+                    mounted.unmount().unwrap();
+                } else {
+                    fs::write(dir.join("src"), bytes_of(side, nth)).unwrap();
+                    ok(dir, &["put", "--degraded", side, "src", &format!("/{name}")]);
                 }
             }
-            let supers = || ["a", "b"].map(|side| fs::read(dir.join(side)).unwrap()[65536..65536 + 4096].to_vec());
-            let before = supers();
-            for args in [["ls", "a", "--device", "b"], ["ls", "b", "--device", "a"], ["check", "a", "--device", "b"]] {
-                let text = fails_with(dir, 1, &args);
-                assert!(text.contains("were each written without the other"), "{what}: {text}");
-            }
-            let text = fails_with(dir, 1, &["mkdir", "a", "--device", "b", "d"]);
-            assert!(text.contains("leave the other out"), "{what}: {text}");
-            fails_with(dir, 1, &["scrub", "start", "--degraded", "a", "--device", "b"]);
-            assert!(before == supers(), "{what}: something was changed");
-            for side in ["a", "b"] {
-                let output = run(dir, &["cat", "--degraded", side, &format!("{side}0")]);
-                assert!(output.stdout == bytes_of(side, 0), "{what}: {side} alone");
-            }
-            // The other is given up, and its device becomes a new one.
-            ok(dir, &["replace", "start", "-f", "--degraded", "missing", "b", "a"]);
-            let output = run(dir, &["cat", "a", "--device", "b", "a0"]);
-            assert!(output.stdout == bytes_of("a", 0), "{what}: {}", String::from_utf8_lossy(&output.stderr));
         }
+        let supers = || ["a", "b"].map(|side| fs::read(dir.join(side)).unwrap()[65536..65536 + 4096].to_vec());
+        let before = supers();
+        for args in [["ls", "a", "--device", "b"], ["ls", "b", "--device", "a"], ["check", "a", "--device", "b"]] {
+            let text = fails_with(dir, 1, &args);
+            assert!(text.contains("were each written without the other"), "{what}: {text}");
+        }
+        let text = fails_with(dir, 1, &["mkdir", "a", "--device", "b", "d"]);
+        assert!(text.contains("leave the other out"), "{what}: {text}");
+        fails_with(dir, 1, &["scrub", "start", "--degraded", "a", "--device", "b"]);
+        assert!(before == supers(), "{what}: something was changed");
+        for side in ["a", "b"] {
+            let output = run(dir, &["cat", "--degraded", side, &format!("{side}0")]);
+            assert!(output.stdout == bytes_of(side, 0), "{what}: {side} alone");
+        }
+        // The other is given up, and its device becomes a new one.
+        ok(dir, &["replace", "start", "-f", "--degraded", "missing", "b", "a"]);
+        let output = run(dir, &["cat", "a", "--device", "b", "a0"]);
+        assert!(output.stdout == bytes_of("a", 0), "{what}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

@@ -29,6 +29,12 @@ const WAIT_SYNC: u32 = 0x4008_9416;
 const START_SYNC: u32 = 0x8008_9418;
 const SUBVOL_GETFLAGS: u32 = 0x8008_9419;
 const SUBVOL_SETFLAGS: u32 = 0x4008_941a;
+const ADD_DEV: u32 = 0x5000_940a;
+const RM_DEV: u32 = 0x5000_940b;
+const RM_DEV_V2: u32 = 0x5000_943a;
+const SCRUB: u32 = 0xc400_941b;
+const SCRUB_CANCEL: u32 = 0x0000_941c;
+const SCRUB_PROGRESS: u32 = 0xc400_941d;
 const DEV_INFO: u32 = 0xd000_941e;
 const FS_INFO: u32 = 0x8400_941f;
 const BALANCE_V2: u32 = 0xc400_9420;
@@ -398,7 +404,7 @@ fn as_the_kernel_answers() {
 }
 
 /// Goal: what is told of a device's replacement is what the kernel tells of the same volume: never begun, or finished and when; there is
-/// none to cancel, and none is begun.
+/// none to cancel, and none is begun without names.
 /// Method: the ioctl on a kernel mount, before and after the kernel replaced the only device, and on ours of either image.
 #[test]
 fn replacing_a_device() {
@@ -414,7 +420,7 @@ fn replacing_a_device() {
         let reported = status(served.path());
         let cancelled = call(served.path(), DEV_REPLACE, &words(&[2])).unwrap();
         assert_eq!(u64_at(&cancelled, 8), 1, "there is none");
-        assert_eq!(errno(served.path(), DEV_REPLACE, &words(&[0])), 95);
+        assert_eq!(errno(served.path(), DEV_REPLACE, &words(&[0])), 22);
         assert_eq!(errno(served.path(), DEV_REPLACE, &words(&[9])), 22);
         served.unmount().unwrap();
         reported
@@ -432,4 +438,89 @@ fn replacing_a_device() {
     drop(target);
     assert_eq!(ours(&new), finished);
     assert_ne!(finished, never);
+}
+
+/// The start of a replacement: a number, and names.
+fn replacement(devid: u64, target: &Path) -> Vec<u8> {
+    let mut start = words(&[0, 0, devid, 0]);
+    start.resize(32 + 1025, 0);
+    start.extend(target.to_str().unwrap().bytes());
+    start
+}
+
+/// Goal: programs that know devices by their ioctls find them on a mount: one is added, replaces another and is removed, by number and by path; counters are told and set to
+/// zero for one device; of a scrub it is told whether there is one. `btrfs` itself asks statfs(2) first, and calls none of them.
+/// Method: the calls on a mount of a mirror of which a sector of one side was changed; then all is as it was, in the kernel, too.
+#[test]
+fn devices() {
+    let Some(oracle) = oracle() else { return };
+    const LEN: u64 = 256 << 20;
+    let scratch = oracle.scratch().unwrap();
+    let all = ["a", "b", "c", "d"].map(|name| scratch.image(name, LEN).unwrap());
+    let [a, b, c, d] = all.each_ref().map(|path| path.as_path());
+    oracle.mkfs(&["-m", "raid1", "-d", "raid1"], &[a, b]).unwrap();
+    let content = b"what is not to be lost, and is found again by these words".repeat(1000);
+    let mounted = oracle.mount(&[a, b], "").unwrap();
+    fs::write(mounted.path().join("file"), &content).unwrap();
+    mounted.unmount().unwrap();
+    rot(b, &content[..4096]);
+
+    let served = Served::mount(Path::new(env!("CARGO_BIN_EXE_oleo")), &[a, b], "", Limits::default()).unwrap();
+    let top = served.path();
+    let devices = || u64_at(&call(top, FS_INFO, &[]).unwrap(), 8);
+    let counted = |devid, flags| {
+        let stats = call(top, GET_DEV_STATS, &words(&[devid, 5, flags])).unwrap();
+        [u64_at(&stats, 24 + 8 * 3), u64_at(&stats, 8)]
+    };
+    ok(scratch.path(), &["scrub", "start", "-B", top.to_str().unwrap()]);
+    let [bad, values] = counted(2, 0);
+    assert!(bad > 0 && values == 5, "{bad} {values}");
+    assert_eq!(counted(1, 1), [0, 5]);
+    assert_eq!(counted(2, 1), [bad, 5], "those of another device were set to zero");
+    assert_eq!(counted(2, 0), [0, 5]);
+    assert_eq!(errno(top, GET_DEV_STATS, &words(&[9, 5])), 19);
+
+    assert_eq!(errno(top, SCRUB, &words(&[1, 0, u64::MAX])), 25);
+    assert_eq!(errno(top, SCRUB_CANCEL, &[]), 107);
+    assert_eq!(errno(top, SCRUB_PROGRESS, &words(&[1])), 107);
+    assert_eq!(errno(top, SCRUB_PROGRESS, &words(&[9])), 19);
+
+    assert_eq!(errno(top, ADD_DEV, &named("c")), 22, "relative to whom?");
+    call(top, ADD_DEV, &named(c.to_str().unwrap())).unwrap();
+    assert_eq!(devices(), 3);
+    let done = call(top, DEV_REPLACE, &replacement(2, d)).unwrap();
+    assert_eq!(u64_at(&done, 8), 0);
+    assert_eq!(u64_at(&call(top, DEV_REPLACE, &words(&[1])).unwrap(), 16), 2, "finished");
+    let by_number = [&words(&[0, 0, 8, 0, 0, 0, 0])[..], &words(&[1])].concat();
+    call(top, RM_DEV_V2, &by_number).unwrap();
+    assert_eq!(devices(), 2);
+    assert_eq!(errno(top, RM_DEV_V2, &words(&[0, 0, 1 << 4])), 95);
+    // The mount still has the name of the first.
+    assert_eq!(errno(top, ADD_DEV, &named(a.to_str().unwrap())), 16);
+    call(top, ADD_DEV, &named(b.to_str().unwrap())).unwrap();
+    call(top, RM_DEV, &named(c.to_str().unwrap())).unwrap();
+    assert_eq!(devices(), 2);
+
+    let theirs = |args: &[&str]| {
+        let said = oracle_run("btrfs", args.iter().copied().chain([top.to_str().unwrap()])).unwrap_err().to_string();
+        assert!(said.contains("not a btrfs filesystem"), "{args:?}: {said}");
+    };
+    [&["device", "add", "/dev/null"][..], &["device", "remove", "1"], &["device", "stats"], &["scrub", "start", "-B"]]
+        .into_iter()
+        .for_each(theirs);
+    served.unmount().unwrap();
+    oracle.must_be_sound(&[b, d], "devices were changed by ioctls").unwrap();
+    let mounted = oracle.mount(&[b, d], "").unwrap();
+    assert!(fs::read(mounted.path().join("file")).unwrap() == content);
+    assert!(mounted.scrub().unwrap().is_clean());
+    mounted.unmount().unwrap();
+}
+
+/// Changes every copy of some bytes in an image.
+fn rot(image: &Path, bytes: &[u8]) {
+    let mut all = fs::read(image).unwrap();
+    let places: Vec<usize> = (0..all.len()).step_by(4096).filter(|at| all[*at..].starts_with(bytes)).collect();
+    assert!(!places.is_empty(), "{} does not have it", image.display());
+    places.into_iter().for_each(|at| all[at] ^= 1);
+    fs::write(image, all).unwrap();
 }

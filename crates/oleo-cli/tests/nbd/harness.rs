@@ -84,6 +84,18 @@ impl Process {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// The first line that it says, which may come after it listens.
+    pub fn first_line(&self) -> String {
+        let start = Instant::now();
+        loop {
+            if let Some((line, _)) = self.log().split_once('\n') {
+                return line.to_owned();
+            }
+            assert!(start.elapsed() < LIMIT, "it says nothing");
+            std::thread::sleep(POLL);
+        }
+    }
+
     /// Asks it to end, and waits.
     pub fn end(mut self) -> ExitStatus {
         self.signal(Signal::TERM);

@@ -358,9 +358,9 @@ fn odd_names() {
     ok(dir, &["mkfs", "--size", "300M", "i mage"]);
     let socket = dir.join("s o?ck&et=ü%41");
     let server = Process::oleo_at(&socket, &[&dir.join("i mage")], &["--export", "a b/ü?&=#%41"]);
-    let line = server.log();
+    let line = server.first_line();
     assert!(line.starts_with("serving ") && line.contains("i mage (300.00MiB) as nbd+unix:///"), "{line}");
-    let uri = line.trim().rsplit(" as ").next().unwrap().to_owned();
+    let uri = line.rsplit(" as ").next().unwrap().to_owned();
     assert_eq!(tool("nbdinfo", &["--size", &uri]).trim(), (300 * MIB).to_string());
     ok(dir, &["mkdir", &uri, "d"]);
     assert_eq!(ok(dir, &["ls", &uri]), "d\n");

@@ -68,7 +68,8 @@ impl Store {
     /// The same where it must succeed; its standard output.
     pub fn ok(&self, dir: &Path, args: &[&str]) -> String {
         let output = self.run(dir, args);
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{args:?}: {}{}", said(&output.stdout), said(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 

@@ -6,13 +6,13 @@ use super::{flag_names, group_type, key as show_key, octal, text, time, tree_nam
 use crate::error::Corruption;
 use crate::extent::{BackRef, ExtentRecord};
 use crate::file_extent::FileExtent;
-use crate::flags::{BlockGroupFlags, FileType, InodeFlags, QgroupStatusFlags};
+use crate::flags::{FileType, InodeFlags, QgroupStatusFlags};
 use crate::layout::NodeRules;
 use crate::names::{DirEntryRef, InodeExtrefEntryRef, InodeRefEntryRef, RootRefEntry};
 use crate::records::{QgroupStatus, RaidStripe, UuidItem};
 use crate::structs::{
-    BalanceItem, BlockGroupItem, DevExtent, DevItem, DevReplaceItem, DirLogItem, DiskBalanceArgs, FreeSpaceHeader,
-    FreeSpaceInfo, InodeItem, QgroupInfoItem, QgroupLimitItem, RootItem, VerityDescriptorItem,
+    BalanceItem, BlockGroupItemV2, DevExtent, DevItem, DevReplaceItem, DirLogItem, DiskBalanceArgs, FreeSpaceHeader,
+    FreeSpaceInfo, InodeItem, QgroupInfoItem, QgroupLimitItem, RemapItem, RootItem, VerityDescriptorItem,
 };
 use crate::{Chunk, Compression, ItemType, Key, TreeId};
 
@@ -85,9 +85,13 @@ fn describe_volume(key: &Key, data: &[u8], rules: &NodeRules, out: &mut Vec<Stri
             out.push(format!("range start {} end {end} length {len}", key.offset));
         }
         ItemType::BLOCK_GROUP_ITEM => {
-            let g = BlockGroupItem::parse(data)?;
-            let flags = group_type(BlockGroupFlags::from_bits_retain(g.flags.get()));
+            let g = BlockGroupItemV2::decode(data)?;
+            let flags = group_type(g.group_flags());
             out.push(format!("block group used {} chunk_objectid {} flags {flags}", g.used, g.chunk_objectid));
+            if data.len() == size_of::<BlockGroupItemV2>() {
+                let (bytes, count) = (g.remap_bytes, g.identity_remap_count);
+                out.push(format!("remap_bytes {bytes} identity_remap_count {count}"));
+            }
         }
         ItemType::FREE_SPACE_INFO => {
             let i = FreeSpaceInfo::parse(data)?;
@@ -109,6 +113,9 @@ fn describe_volume(key: &Key, data: &[u8], rules: &NodeRules, out: &mut Vec<Stri
                 out.push(format!("stripe {i} devid {} physical {}", s.devid, s.physical));
             }
         }
+        ItemType::IDENTITY_REMAP => out.push("identity remap".to_owned()),
+        ItemType::REMAP => out.push(format!("remap address {}", RemapItem::parse(data)?.address)),
+        ItemType::REMAP_BACKREF => out.push(format!("remap backref address {}", RemapItem::parse(data)?.address)),
         ItemType::QGROUP_STATUS | ItemType::QGROUP_INFO | ItemType::QGROUP_LIMIT => quota(key, data, out)?,
         ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => {
             out.extend(UuidItem::parse(data)?.subvols.iter().map(|id| format!("subvol_id {id}")));

@@ -9,15 +9,15 @@ use super::{group_type, tree_name, type_name};
 use crate::error::Corruption;
 use crate::extent::{BackRef, ExtentRecord};
 use crate::file_extent::{DiskExtent, FileExtent};
-use crate::flags::{BlockGroupFlags, HeaderFlags, InodeFlags};
+use crate::flags::{HeaderFlags, InodeFlags};
 use crate::layout::NodeRules;
 use crate::names::{DirEntryRef, InodeExtrefEntryRef, InodeRefEntryRef, RootRefEntry};
 use crate::node::CheckedNode;
 use crate::records::{QgroupStatus, RaidStripe, UuidItem, bitmap_runs};
 use crate::structs::{
-    BalanceItem, BlockGroupItem, DevExtent, DevItem, DevReplaceItem, DirLogItem, DiskBalanceArgs, FreeSpaceHeader,
-    FreeSpaceInfo, InodeItem, QgroupInfoItem, QgroupLimitItem, RootBackup, RootItem, Stripe, SuperBlock, Timespec,
-    VerityDescriptorItem,
+    BalanceItem, BlockGroupItemV2, DevExtent, DevItem, DevReplaceItem, DirLogItem, DiskBalanceArgs, FreeSpaceHeader,
+    FreeSpaceInfo, InodeItem, QgroupInfoItem, QgroupLimitItem, RemapItem, RootBackup, RootItem, Stripe, SuperBlock,
+    Timespec, VerityDescriptorItem,
 };
 use crate::{Chunk, ItemType, Key, Logical, TreeId};
 
@@ -159,10 +159,12 @@ fn of_volume(k: &Key, data: &[u8], rules: &NodeRules) -> Result<Option<Value>, C
     Ok(Some(match k.item_type {
         ItemType::EXTENT_CSUM => data.chunks(rules.csum.csum_len()).map(|c| Value::from(hex(c))).collect(),
         ItemType::BLOCK_GROUP_ITEM => {
-            let g = BlockGroupItem::parse(data)?;
-            let mut map = numbers!(g, used chunk_objectid flags);
-            let flags = BlockGroupFlags::from_bits_retain(g.flags.get());
-            map.insert("flag_names".to_owned(), group_type(flags).split('|').collect());
+            let g = BlockGroupItemV2::decode(data)?;
+            let mut map = match data.len() == size_of::<BlockGroupItemV2>() {
+                true => numbers!(g, used chunk_objectid flags remap_bytes identity_remap_count),
+                false => numbers!(g, used chunk_objectid flags),
+            };
+            map.insert("flag_names".to_owned(), group_type(g.group_flags()).split('|').collect());
             map.into()
         }
         ItemType::FREE_SPACE_INFO => numbers!(FreeSpaceInfo::parse(data)?, extent_count flags).into(),
@@ -181,6 +183,8 @@ fn of_volume(k: &Key, data: &[u8], rules: &NodeRules) -> Result<Option<Value>, C
         ItemType::RAID_STRIPE => {
             RaidStripe::parse(data)?.strides.iter().map(|s| Value::from(numbers!(s, devid physical))).collect()
         }
+        ItemType::IDENTITY_REMAP => json!({}),
+        ItemType::REMAP | ItemType::REMAP_BACKREF => numbers!(RemapItem::parse(data)?, address).into(),
         ItemType::QGROUP_STATUS => {
             let s = QgroupStatus::parse(data)?;
             json!({
@@ -334,6 +338,9 @@ pub fn super_block(sb: &SuperBlock) -> Value {
         root_dir_objectid num_devices sectorsize nodesize __unused_leafsize stripesize sys_chunk_array_size
         chunk_root_generation compat_flags compat_ro_flags incompat_flags csum_type root_level chunk_root_level log_root_level
         cache_generation uuid_tree_generation nr_global_roots);
+    if sb.remap_tree().is_some() {
+        map.extend(numbers!(sb, remap_root remap_root_generation remap_root_level));
+    }
     let features = sb.features();
     let chunks = match sb.parse_sys_chunks() {
         Ok(chunks) => chunks.iter().map(|(k, c)| json!({ "key": key(k), "item": chunk(c) })).collect(),

@@ -96,7 +96,13 @@ fn features(f: &mut impl Write, sb: &SuperBlock) -> fmt::Result {
     let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
     names(f, incompat.iter_names().map(|(name, _)| name))?;
     line(f, "cache_generation", sb.cache_generation)?;
-    line(f, "uuid_tree_generation", sb.uuid_tree_generation)
+    line(f, "uuid_tree_generation", sb.uuid_tree_generation)?;
+    if let Some((root, generation, level)) = sb.remap_tree() {
+        line(f, "remap_root", root)?;
+        line(f, "remap_root_generation", generation)?;
+        line(f, "remap_root_level", level)?;
+    }
+    Ok(())
 }
 
 fn device(f: &mut impl Write, sb: &SuperBlock) -> fmt::Result {

@@ -126,6 +126,35 @@ fn backups_go_round() {
     assert_eq!(sb.super_roots.map(|b| b.tree_root_gen.get()), [5, 6, 3, 4]);
 }
 
+/// Goal: of two backups that name one transaction, the first of which the kernel made before that was at its end, the second is used, and both count once.
+#[test]
+fn backups_from_beyond() {
+    let mut sb = sound();
+    let backup = |generation: u64, root: u64| RootBackup {
+        tree_root: root.into(),
+        tree_root_gen: generation.into(),
+        ..RootBackup::default()
+    };
+    let use_backup = |sb: &SuperBlock, nth: usize| {
+        let mut sb = *sb;
+        sb.use_backup(nth).then(|| (sb.generation.get(), sb.root.get()))
+    };
+    for turn in 0..ROOT_BACKUPS {
+        (sb.generation, sb.root) = (9.into(), (9 << 20).into());
+        // Made in 6, 7, 8, 9.
+        sb.super_roots = [backup(6, 6 << 20), backup(8, 80 << 20), backup(8, 8 << 20), backup(9, 9 << 20)];
+        sb.super_roots.rotate_right(turn);
+        let have: Vec<_> = (0..4).map(|nth| use_backup(&sb, nth)).collect();
+        assert_eq!(have, [Some((9, 9 << 20)), Some((8, 8 << 20)), Some((6, 6 << 20)), None], "turned by {turn}");
+        // Before 9 was committed; and the one made in 8 is from beyond.
+        (sb.generation, sb.root) = (8.into(), (8 << 20).into());
+        assert_eq!(use_backup(&sb, 0), Some((8, 8 << 20)), "turned by {turn}");
+        sb.super_roots = [backup(6, 6 << 20), backup(7, 7 << 20), backup(9, 80 << 20), backup(5, 5 << 20)];
+        sb.super_roots.rotate_right(turn);
+        assert_eq!(use_backup(&sb, 0), Some((7, 7 << 20)), "turned by {turn}");
+    }
+}
+
 /// Goal: labels that do not fit are refused.
 #[test]
 fn long_labels_are_refused() {

@@ -6,9 +6,10 @@ use super::Item;
 use super::files::is_ino;
 use crate::error::{Corruption, ensure};
 use crate::extent::{BackRef, ExtentRecord, InlineRefs};
+use crate::flags::Features;
 use crate::flags::{BlockGroupFlags, ExtentFlags, Incompat};
 use crate::layout::LEVELS_MAX;
-use crate::structs::{BlockGroupItem, FreeSpaceInfo, RaidStride};
+use crate::structs::{BlockGroupItem, BlockGroupItemV2, FreeSpaceInfo, RaidStride, RemapItem};
 use crate::{ItemType, Key, TreeId};
 
 /// The end of a record's extent, or `None` if it is not a record or the end exceeds 64 bits.
@@ -145,30 +146,44 @@ fn range(i: &Item<'_>, structure: &'static str) -> Result<(), Corruption> {
     Ok(())
 }
 
-/// Whether flags are those of a chunk or block group: known types that may go together, at most one profile.
-pub(super) fn group_flags(structure: &'static str, flags: BlockGroupFlags, mixed: bool) -> Result<(), Corruption> {
+/// Whether flags are those of a chunk or block group: known types that may go together, at most one profile; remapped only what can be.
+pub(super) fn group_flags(
+    structure: &'static str,
+    flags: BlockGroupFlags,
+    features: &Features,
+) -> Result<(), Corruption> {
     let shown = format_args!("{:#x}", flags.bits()).to_string();
     let profile = flags.profile();
     ensure!(profile.bits().count_ones() <= 1, structure, "profile", shown, "one at most");
     let types = flags.types();
-    let fitting = types == BlockGroupFlags::DATA
+    let is_files = types == BlockGroupFlags::DATA
         || types == BlockGroupFlags::METADATA
-        || types == BlockGroupFlags::SYSTEM
-        || (mixed && types == BlockGroupFlags::DATA | BlockGroupFlags::METADATA);
+        || (features.mixed_groups() && types == BlockGroupFlags::DATA | BlockGroupFlags::METADATA);
+    let fitting = is_files || types == BlockGroupFlags::SYSTEM || types == BlockGroupFlags::METADATA_REMAP;
     ensure!(fitting, structure, "type", shown, "data, metadata or system");
+    let has_tree = features.remap_tree() || !flags.intersects(BlockGroupFlags::OF_REMAP_TREE);
+    ensure!(has_tree, structure, "type", shown, "nothing remapped without REMAP_TREE");
+    ensure!(is_files || !flags.is_remapped(), structure, "type", shown, "data or metadata, since it is remapped");
     Ok(())
 }
 
 pub(super) fn block_group(i: &Item<'_>) -> Result<(), Corruption> {
     const WHAT: &str = "block group item";
     range(i, WHAT)?;
-    let group = BlockGroupItem::parse(i.data)?;
+    let features = &i.rules.features;
+    let long = features.remap_tree();
+    i.len_is(WHAT, if long { size_of::<BlockGroupItemV2>() } else { size_of::<BlockGroupItem>() })?;
+    let group = BlockGroupItemV2::decode(i.data)?;
     let used = group.used.get();
     ensure!(used <= i.key.offset, WHAT, "used", used, format_args!("at most {}", i.key.offset));
-    let v2 = i.rules.features.incompat.contains(Incompat::EXTENT_TREE_V2);
+    let v2 = features.incompat.contains(Incompat::EXTENT_TREE_V2);
     let of_chunk_tree = group.chunk_objectid.get() == Key::FIRST_CHUNK_TREE;
     ensure!(v2 || of_chunk_tree, WHAT, "chunk_objectid", group.chunk_objectid, Key::FIRST_CHUNK_TREE);
-    group_flags(WHAT, BlockGroupFlags::from_bits_retain(group.flags.get()), i.rules.features.mixed_groups())
+    let remapped = group.remap_bytes.get();
+    ensure!(remapped <= i.key.offset, WHAT, "remap_bytes", remapped, format_args!("at most {}", i.key.offset));
+    let (count, sectors) = (u64::from(group.identity_remap_count.get()), i.key.offset / i.sectorsize());
+    ensure!(count <= sectors, WHAT, "identity_remap_count", count, format_args!("at most {sectors}"));
+    group_flags(WHAT, group.group_flags(), features)
 }
 
 pub(super) fn free_space_info(i: &Item<'_>) -> Result<(), Corruption> {
@@ -205,4 +220,37 @@ pub(super) fn raid_stripe(i: &Item<'_>) -> Result<(), Corruption> {
     let on = i.rules.features.incompat.contains(Incompat::RAID_STRIPE_TREE);
     ensure!(on, WHAT, "type", "RAID_STRIPE", "none without RAID_STRIPE_TREE");
     Ok(())
+}
+
+/// An item of the remap tree. Ranges that were remapped do not overlap; they are not in the order of what refers back to them.
+pub(super) fn remap(i: &Item<'_>) -> Result<(), Corruption> {
+    const WHAT: &str = "remap item";
+    range(i, WHAT)?;
+    ensure!(
+        i.rules.features.remap_tree(),
+        WHAT,
+        "type",
+        format_args!("{:?}", i.key.item_type),
+        "none without REMAP_TREE"
+    );
+    if i.key.item_type == ItemType::IDENTITY_REMAP {
+        i.len_is(WHAT, 0)?;
+    } else {
+        let address = RemapItem::parse(i.data)?.address.get();
+        i.aligned(WHAT, "address", address)?;
+        ensure!(
+            address.checked_add(i.key.offset).is_some(),
+            WHAT,
+            "address",
+            address,
+            "one whose end is within 64 bits"
+        );
+    }
+    let prev = i.prev.map(|(key, _)| key).filter(|prev| prev.item_type != ItemType::REMAP_BACKREF);
+    match prev {
+        Some(prev) if i.key.item_type != ItemType::REMAP_BACKREF => {
+            i.begins_behind(WHAT, i.key.objectid, prev.objectid.saturating_add(prev.offset))
+        }
+        _ => Ok(()),
+    }
 }

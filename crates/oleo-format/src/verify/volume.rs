@@ -5,7 +5,7 @@ use super::extents::group_flags;
 use super::files::{name_len, plain_name};
 use crate::chunk::STRIPE_LEN;
 use crate::error::{Corruption, ensure};
-use crate::flags::{BlockGroupFlags, RootFlags};
+use crate::flags::{BlockGroupFlags, Features, RootFlags};
 use crate::layout::LEVELS_MAX;
 use crate::names::RootRefEntry;
 use crate::records::QgroupStatus;
@@ -16,7 +16,7 @@ use crate::{Chunk, ItemType, Key, Logical, TreeId};
 
 impl Chunk {
     /// Checks everything about a chunk that can be seen from it alone.
-    pub fn check(&self, start: Logical, sectorsize: u32, mixed_groups: bool) -> Result<(), Corruption> {
+    pub fn check(&self, start: Logical, sectorsize: u32, features: &Features) -> Result<(), Corruption> {
         const WHAT: &str = "chunk";
         let unit = u64::from(sectorsize);
         let len = self.length.0;
@@ -27,16 +27,20 @@ impl Chunk {
         // Stripe numbers are counted in 32 bits everywhere.
         ensure!(len / STRIPE_LEN.0 <= u64::from(u32::MAX), WHAT, "length", len, "at most 2³² stripe elements");
         ensure!(self.sector_size == sectorsize, WHAT, "sector_size", self.sector_size, sectorsize);
-        let known = BlockGroupFlags::TYPE_MASK | BlockGroupFlags::PROFILE_MASK;
+        let known = BlockGroupFlags::TYPE_MASK | BlockGroupFlags::PROFILE_MASK | BlockGroupFlags::REMAPPED;
         let unknown = self.flags.difference(known);
         ensure!(unknown.is_empty(), WHAT, "type", format_args!("{:#x}", self.flags.bits()), "known bits");
-        group_flags(WHAT, self.flags, mixed_groups)?;
+        group_flags(WHAT, self.flags, features)?;
         self.check_stripes(unit)
     }
 
     fn check_stripes(&self, unit: u64) -> Result<(), Corruption> {
         const WHAT: &str = "chunk";
         let stripes = self.stripes.len();
+        // All of it is elsewhere.
+        if stripes == 0 && self.flags.is_remapped() {
+            return Ok(());
+        }
         let (min, max) = match self.flags.profile() {
             BlockGroupFlags::RAID0 => (1, usize::MAX),
             BlockGroupFlags::RAID1 | BlockGroupFlags::DUP => (2, 2),
@@ -65,7 +69,7 @@ impl Chunk {
 pub(super) fn chunk(i: &Item<'_>) -> Result<(), Corruption> {
     ensure!(i.key.objectid == Key::FIRST_CHUNK_TREE, "chunk", "objectid", i.key.objectid, Key::FIRST_CHUNK_TREE);
     let chunk = Chunk::parse(i.data)?;
-    chunk.check(Logical(i.key.offset), i.rules.sectorsize, i.rules.features.mixed_groups())?;
+    chunk.check(Logical(i.key.offset), i.rules.sectorsize, &i.rules.features)?;
     if let Some((prev, data)) = i.sibling()
         && let Ok(before) = Chunk::parse(data)
     {

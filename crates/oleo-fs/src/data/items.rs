@@ -1,4 +1,6 @@
 //! The extent map on top of an inode's items.
+//!
+//! Where the inode knows that nothing reaches so far ([`Items::extents_end`]), nobody looks into the tree.
 
 use std::ops::ControlFlow;
 
@@ -23,6 +25,9 @@ pub(crate) struct MapMutOf<'a, 'g> {
 }
 
 fn last_of(items: &(impl Items + ?Sized), at_or_below: u64, sector: u64) -> Result<Option<(u64, Extent)>, FsError> {
+    if items.extents_end() == Some(0) {
+        return Ok(None);
+    }
     let mut found = Ok(None);
     items.walk(ItemType::EXTENT_DATA, 0, at_or_below, Direction::Down, &mut |at, bytes| {
         found = Extent::parse(at, bytes, sector).map(|e| Some((at, e)));
@@ -39,6 +44,9 @@ fn batch_of(
     sector: u64,
 ) -> Result<Vec<(u64, Extent)>, FsError> {
     let mut found = Vec::new();
+    if items.extents_end().is_some_and(|end| end <= from) {
+        return Ok(found);
+    }
     let mut failed = None;
     items.walk(ItemType::EXTENT_DATA, from, to_incl, Direction::Up, &mut |at, bytes| {
         match Extent::parse(at, bytes, sector) {
@@ -78,7 +86,8 @@ impl ExtentMapMut for MapMutOf<'_, '_> {
     fn put(&mut self, at: u64, extent: Extent) {
         let known = self.guard.state().extents_end;
         self.guard.put(self.handle, ItemType::EXTENT_DATA, at, extent.encode());
-        self.guard.state_mut().extents_end = known.map(|end| end.max(at + extent.len(self.sector)));
+        // An empty inline extent is an item, too.
+        self.guard.state_mut().extents_end = known.map(|end| end.max(at + extent.len(self.sector).max(1)));
     }
     fn delete(&mut self, at: u64) {
         self.guard.delete(self.handle, ItemType::EXTENT_DATA, at);

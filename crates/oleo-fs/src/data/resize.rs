@@ -128,8 +128,15 @@ impl Inode {
     /// must go on with what is kept back for it.
     fn join_step<'a>(&self, engine: &'a Engine, from: u64, to: u64) -> Result<(Handle<'a>, usize), FsError> {
         let mut batch = MAP_BATCH;
+        // Where there cannot be many, they need not be counted: none is shorter than a sector.
+        let sector = u64::from(engine.sectorsize());
+        let most = self.read().extents_end().map(|end| end.saturating_sub(from).div_ceil(sector));
+        let few = most.filter(|most| *most <= MAP_BATCH_SHORT as u64);
         loop {
-            let old = install::count_items(self, from, to, batch as u32)?;
+            let old = match few {
+                Some(few) => few as u32,
+                None => install::count_items(self, from, to, batch as u32)?,
+            };
             let holes = if engine.features().no_holes() { 0 } else { old as usize };
             match engine.join(Need { releasing: true, ..install::need_of(holes, old) }) {
                 Err(TxnError::NoSpace { .. }) if batch > MAP_BATCH_SHORT => batch /= 8,
@@ -159,6 +166,7 @@ impl Inode {
                         items.delete(at);
                         shown = shown.min(at);
                         *last = at;
+                        done = at == 0;
                     }
                     Some((at, extent)) if at + extent.len(sector) > keep => {
                         freed += map::drop_range(&mut items, keep, at + extent.len(sector))?;

@@ -161,7 +161,9 @@ impl Inode {
             };
             let Some(range) = range else { break };
             let mut pos = range.start;
-            while let Some(gap) = self.next_gap(pos, range.end)? {
+            while pos < range.end
+                && let Some(gap) = self.next_gap(pos, range.end)?
+            {
                 pos = self.preallocate_step(gap, promise)?;
             }
             any = true;

@@ -73,6 +73,9 @@ macro_rules! items_of {
             fn fields(&self) -> &InodeFields {
                 &self.state.fields
             }
+            fn extents_end(&self) -> Option<u64> {
+                self.state.extents_end
+            }
         }
 
         impl $guard<'_> {

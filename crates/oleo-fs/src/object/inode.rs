@@ -84,7 +84,7 @@ pub(crate) struct InodeState {
     pub(crate) gone: bool,
     /// The sequence number of the next entry of this directory; 0: not known yet.
     pub(crate) next_index: u64,
-    /// No extent item reaches beyond this offset; `None`: not known.
+    /// No extent item begins or reaches beyond this offset; `None`: not known.
     pub(crate) extents_end: Option<u64>,
     /// Whether there are extended attributes; `None`: not known.
     pub(crate) has_xattrs: Option<bool>,

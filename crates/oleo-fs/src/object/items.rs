@@ -31,6 +31,9 @@ pub trait Items {
     /// The inode item's fields as they stand.
     fn fields(&self) -> &InodeFields;
 
+    /// No extent item begins or reaches beyond this offset; `None`: not known.
+    fn extents_end(&self) -> Option<u64>;
+
     /// At most `limit` items of type `t` from `from` to `to_incl`, rising.
     fn range_limit(&self, t: ItemType, from: u64, to_incl: u64, limit: usize) -> Result<Vec<(u64, Value)>, FsError> {
         let mut found = Vec::new();

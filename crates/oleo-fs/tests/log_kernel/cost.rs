@@ -10,6 +10,7 @@ use oleo_fs::{Fs, FsOptions, InodeRef, NewInode, NewKind, NewSubvol, SnapshotOpt
 use oleo_mkfs::{MkfsOptions, make};
 use oleo_sim::disk::{Power, SimDisk};
 use oleo_sim::oracle::Scratch;
+use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
 
@@ -84,6 +85,36 @@ fn writes_and_flushes() {
     let used = fs.engine().space().totals(oleo_space::Kind::Metadata);
     assert_eq!(fs.log_stats().log_commits, stats.log_commits);
     assert!(used.free.0 + 8 * nodesize >= before.0, "the log's blocks are free after the commit: {used:?}");
+}
+
+/// Goal: an fsync of a file that was written at a random place writes the log's blocks side by side, however many it has had, and what it takes
+/// for that is bounded. Method: many of them, on a log of some height; writes are counted as a disk gets them.
+#[test]
+fn writes_of_random_places() {
+    const SYNCS: u64 = 3000;
+    let device = Arc::new(SimDisk::new("disk", made(), &Power::steady()));
+    let fs = open(device.clone());
+    let file = file(&fs, "file");
+    fs.write(&file, 0, &vec![1; 64 << 20]).unwrap();
+    fs.sync().unwrap();
+    let free = || fs.engine().space().totals(oleo_space::Kind::Metadata).free.0;
+    let (mut rng, before) = (Rng::new(5), free());
+    let mut sync_some = |count: u64| {
+        let from = device.runs();
+        for n in 0..count {
+            fs.write(&file, rng.below(16 << 10) * 4096, &[n as u8; 4096]).unwrap();
+            fs.fsync(&file).unwrap();
+        }
+        (device.runs() - from) as f64 / count as f64
+    };
+    let (first, later) = (sync_some(SYNCS), sync_some(SYNCS));
+    let taken = before - free();
+    let each = fs.log_stats().log_bytes / fs.log_stats().log_commits;
+    println!("{first:.2} and {later:.2} writes each, {each} bytes each, {taken} bytes taken");
+    assert!(each > 4 * u64::from(fs.engine().nodesize()), "the log is high enough: {each}");
+    // The data, two copies of the blocks, a superblock; now and then one more.
+    assert!(first < 4.5 && later < 4.5, "{first:.2} and {later:.2} writes each");
+    assert!(taken < 8 << 20, "{taken} bytes taken");
 }
 
 /// Goal: callers of one moment share a log commit, and each finds its file durable.

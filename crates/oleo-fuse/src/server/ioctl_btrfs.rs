@@ -51,7 +51,7 @@ pub(super) fn take<T: FromBytes + KnownLayout + Immutable>(data: &[u8], at: usiz
 }
 
 /// The text up to a zero.
-fn text(data: &[u8], at: usize) -> Result<&[u8], Errno> {
+pub(super) fn text(data: &[u8], at: usize) -> Result<&[u8], Errno> {
     let bytes = data.get(at..).ok_or(Errno::EINVAL)?;
     let end = bytes.iter().position(|b| *b == 0).ok_or(Errno::EINVAL)?;
     Ok(&bytes[..end])
@@ -132,7 +132,7 @@ impl Call<'_> {
         self.server.control_by_ioctl(self.caller(), request).map_err(|error| Errno(error.errno))
     }
 
-    fn ask(&self, request: Request) -> Result<Answered, Errno> {
+    pub(super) fn ask(&self, request: Request) -> Result<Answered, Errno> {
         self.reply(request).map(|_| nothing())
     }
 

@@ -2,7 +2,7 @@
 
 use oleo::TreeId;
 use oleo::fs::{FileKind, Ino};
-use oleo_format::{DevReplaceItem, ItemType, Key};
+use oleo_format::{ItemType, Key};
 use oleo_fs::{FsError, SubvolInfo as Info, Time};
 use zerocopy::IntoBytes;
 
@@ -42,18 +42,16 @@ impl Call<'_> {
             }
             FS_INFO => Ok(self.fs_info().as_bytes().to_vec().into()),
             DEV_INFO => self.dev_info(),
-            GET_DEV_STATS => self.dev_stats(take(self.data, 0)?),
-            DEV_REPLACE => self.dev_replace(take(self.data, 0)?),
             GET_SUBVOL_INFO => Ok(self.subvol_info()?.as_bytes().to_vec().into()),
             GET_SUBVOL_ROOTREF => self.subvols_inside(take(self.data, 0)?),
             INO_LOOKUP => self.ino_lookup(),
             INO_LOOKUP_USER => self.ino_lookup_user(),
             TREE_SEARCH => self.tree_search(),
-            _ => Err(Errno::ENOTTY),
+            _ => self.answer_devices(cmd),
         }
     }
 
-    fn must_be_privileged(&self) -> Result<(), Errno> {
+    pub(super) fn must_be_privileged(&self) -> Result<(), Errno> {
         if self.caller().privileged { Ok(()) } else { Err(Errno::EPERM) }
     }
 
@@ -101,44 +99,6 @@ impl Call<'_> {
         path.truncate(DEVICE_PATH_LEN - 1);
         path.resize(DEVICE_PATH_LEN, 0);
         Ok([head.as_bytes(), &path].concat().into())
-    }
-
-    fn dev_stats(&self, mut args: DevStats) -> Result<Answered, Errno> {
-        self.must_be_privileged()?;
-        let counters = self.server.image().volume().error_counters();
-        let (_, found) = counters.iter().find(|(id, _)| id.0 == args.devid).ok_or(Errno(oleo_fs::errno::ENODEV))?;
-        let values = found.to_values();
-        args.nr_items = args.nr_items.min(values.len() as u64);
-        args.values = values;
-        Ok(args.as_bytes().to_vec().into())
-    }
-
-    /// What the kernel has noted of the last time it replaced a device. Here none is replaced, so there is none to cancel.
-    fn dev_replace(&self, mut args: DevReplace) -> Result<Answered, Errno> {
-        self.must_be_privileged()?;
-        match args.cmd {
-            REPLACE_STATUS => {}
-            REPLACE_CANCEL => {
-                args.result = REPLACE_NOT_STARTED;
-                return Ok(args.as_bytes().to_vec().into());
-            }
-            REPLACE_START => return Err(Errno::EOPNOTSUPP),
-            _ => return Err(Errno::EINVAL),
-        }
-        let engine = self.server.image().fs().engine();
-        let _reader = engine.reader();
-        let key = Key::new(0, ItemType::DEV_REPLACE, 0);
-        let root = engine.root(TreeId::DEV).map_err(FsError::from)?.ok_or(Errno::ENOENT)?;
-        let noted = engine.blocks().get(&root, &key).map_err(FsError::from)?;
-        let noted = noted.as_deref().and_then(|item| DevReplaceItem::parse(item).ok().copied()).unwrap_or_default();
-        args.result = 0;
-        args.state = noted.replace_state.get();
-        // One that was begun is the kernel's to finish; of one that was cancelled nothing is left to be done.
-        args.progress_1000 = if args.state == REPLACE_FINISHED { 1000 } else { 0 };
-        (args.time_started, args.time_stopped) = (noted.time_started.get(), noted.time_stopped.get());
-        args.num_write_errors = noted.num_write_errors.get();
-        args.num_uncorrectable_read_errors = noted.num_uncorrectable_read_errors.get();
-        Ok(args.as_bytes().to_vec().into())
     }
 
     fn subvol_info(&self) -> Result<SubvolInfo, Errno> {

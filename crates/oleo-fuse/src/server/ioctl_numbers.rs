@@ -64,10 +64,24 @@ pub(super) const BALANCE_RESUME: u64 = 1 << 4;
 pub(super) const REPLACE_START: u64 = 0;
 pub(super) const REPLACE_STATUS: u64 = 1;
 pub(super) const REPLACE_CANCEL: u64 = 2;
-/// `BTRFS_IOCTL_DEV_REPLACE_STATE_FINISHED`.
-pub(super) const REPLACE_FINISHED: u64 = 2;
-/// `BTRFS_IOCTL_DEV_REPLACE_RESULT_NOT_STARTED`.
+/// `BTRFS_IOCTL_DEV_REPLACE_STATE_*`.
+pub(super) const REPLACE_IS_STARTED: u64 = 1;
+pub(super) const REPLACE_IS_FINISHED: u64 = 2;
+pub(super) const REPLACE_IS_CANCELED: u64 = 3;
+pub(super) const REPLACE_IS_SUSPENDED: u64 = 4;
+/// `BTRFS_IOCTL_DEV_REPLACE_RESULT_*`.
 pub(super) const REPLACE_NOT_STARTED: u64 = 1;
+pub(super) const REPLACE_ALREADY_STARTED: u64 = 2;
+pub(super) const REPLACE_SCRUB_IN_PROGRESS: u64 = 3;
+/// `BTRFS_IOCTL_DEV_REPLACE_CONT_READING_FROM_SRCDEV_MODE_AVOID`.
+pub(super) const REPLACE_AVOID_READING: u64 = 1;
+/// Offsets of the names in `struct btrfs_ioctl_dev_replace_args` with what a start is, behind command, result, number and mode.
+pub(super) const REPLACE_SOURCE_AT: usize = 32;
+pub(super) const REPLACE_TARGET_AT: usize = REPLACE_SOURCE_AT + DEVICE_PATH_LEN + 1;
+/// `BTRFS_DEV_STATS_RESET`.
+pub(super) const DEV_STATS_RESET: u64 = 1;
+/// `BTRFS_DEVICE_SPEC_BY_ID`.
+pub(super) const DEVICE_SPEC_BY_ID: u64 = 1 << 3;
 /// `BTRFS_DEFRAG_RANGE_START_IO`.
 pub(super) const DEFRAG_START_IO: u64 = 2;
 
@@ -75,6 +89,8 @@ pub(super) const SNAP_CREATE: u32 = write::<VolArgs>(1);
 pub(super) const DEFRAG: u32 = write::<VolArgs>(2);
 pub(super) const RESIZE: u32 = write::<VolArgs>(3);
 pub(super) const SYNC: u32 = none(8);
+pub(super) const ADD_DEV: u32 = write::<VolArgs>(10);
+pub(super) const RM_DEV: u32 = write::<VolArgs>(11);
 pub(super) const SUBVOL_CREATE: u32 = write::<VolArgs>(14);
 pub(super) const SNAP_DESTROY: u32 = write::<VolArgs>(15);
 pub(super) const DEFRAG_RANGE: u32 = write::<DefragRange>(16);
@@ -87,6 +103,8 @@ pub(super) const START_SYNC: u32 = read::<u64>(24);
 pub(super) const SUBVOL_CREATE_V2: u32 = write::<VolArgs>(24);
 pub(super) const SUBVOL_GETFLAGS: u32 = read::<u64>(25);
 pub(super) const SUBVOL_SETFLAGS: u32 = write::<u64>(26);
+pub(super) const SCRUB_CANCEL: u32 = none(28);
+pub(super) const SCRUB_PROGRESS: u32 = both::<ScrubArgs>(29);
 pub(super) const DEV_INFO: u32 = both::<VolArgs>(30);
 pub(super) const FS_INFO: u32 = read::<FsInfo>(31);
 pub(super) const BALANCE_V2: u32 = both::<Balance>(32);
@@ -94,6 +112,7 @@ pub(super) const BALANCE_PROGRESS: u32 = read::<Balance>(34);
 pub(super) const SET_RECEIVED_SUBVOL: u32 = both::<Received>(37);
 pub(super) const GET_DEV_STATS: u32 = both::<DevStats>(52);
 pub(super) const DEV_REPLACE: u32 = both::<DevReplace>(53);
+pub(super) const RM_DEV_V2: u32 = write::<VolArgs>(58);
 pub(super) const GET_FEATURES: u32 = read::<[u64; 3]>(57);
 pub(super) const GET_SUBVOL_INFO: u32 = read::<SubvolInfo>(60);
 pub(super) const GET_SUBVOL_ROOTREF: u32 = both::<VolArgs>(61);
@@ -136,6 +155,10 @@ structs! {
     /// `struct btrfs_ioctl_dev_replace_args` with what a status is; the rest is that of a start, and spare.
     DevReplace (2600) { cmd: u64, result: u64, state: u64, progress_1000: u64, time_started: u64, time_stopped: u64,
         num_write_errors: u64, num_uncorrectable_read_errors: u64, rest: [u64; 317] }
+    /// `struct btrfs_ioctl_scrub_args`, with `struct btrfs_scrub_progress` in it.
+    ScrubArgs (1024) { devid: u64, start: u64, end: u64, flags: u64, data_extents: u64, tree_extents: u64, data_bytes: u64, tree_bytes: u64,
+        read_errors: u64, csum_errors: u64, verify_errors: u64, no_csum: u64, csum_discards: u64, super_errors: u64, malloc_errors: u64,
+        uncorrectable_errors: u64, corrected_errors: u64, last_physical: u64, unverified_errors: u64, unused: [u64; 109] }
     /// `struct btrfs_ioctl_get_subvol_info_args`.
     SubvolInfo (504) { treeid: u64, name: [u8; 256], parent_id: u64, dirid: u64, generation: u64, flags: u64, uuid: [u8; 16],
         parent_uuid: [u8; 16], received_uuid: [u8; 16], ctransid: u64, otransid: u64, stransid: u64, rtransid: u64, ctime: Timespec,
@@ -169,6 +192,9 @@ mod tests {
         assert_eq!(BALANCE_V2, 0xc400_9420);
         assert_eq!(BALANCE_PROGRESS, 0x8400_9422);
         assert_eq!(DEV_REPLACE, 0xca28_9435);
+        assert_eq!(SCRUB_PROGRESS, 0xc400_941d);
+        assert_eq!(ADD_DEV, 0x5000_940a);
+        assert_eq!(RM_DEV_V2, 0x5000_943a);
         assert_eq!(GETVERSION, 0x8008_7601);
         assert_eq!(FITRIM, 0xc018_5879);
     }

@@ -2,7 +2,7 @@
 //!
 //! Normal path: (1) [`Replacer::start`]: the new device gets all that the other gets from now on, and the item on disk (DEV_REPLACE) says
 //! so; (2) [`Replacer::run`] copies what is on the other, chunk by chunk in the order of their places, of each some pieces at a time, and every few seconds
-//! writes down how far it is (`cursor_left`: everything before it is copied, and the commit makes it durable first); (3) at the end one commit makes the new device the
+//! writes down how far it is, the first time behind the first part of a chunk (`cursor_left`: everything before it is copied, and the commit makes it durable first); (3) at the end one commit makes the new device the
 //! device, and says that it is done; (4) the old one loses its mark.
 //!
 //! ```text
@@ -79,10 +79,13 @@ pub struct ReplaceStatus {
     pub source: u64,
     /// What takes its place, by name; while it is under way.
     pub target: Option<String>,
-    /// Bytes of chunks that were gone through, and of all.
+    /// Bytes of chunks that were gone through. It rises with each piece; what is lost when it is stopped is taken off.
     pub done: u64,
     /// Of all.
     pub all: u64,
+    /// Of `done`, those that the cursor on disk has passed: after a crash they are not gone through again, but for chunks with parity.
+    #[serde(default)]
+    pub on_disk: u64,
     /// When it began, seconds since 1970.
     pub started: u64,
     /// When it ended.
@@ -122,7 +125,10 @@ struct State {
     item: DevReplaceItem,
     stop: bool,
     cancel: bool,
+    /// Bytes of parts that were gone through as a whole, while it is running or done.
     done: u64,
+    /// Bytes of the part that is being copied, of pieces that are on the target.
+    in_part: u64,
     all: u64,
     failure: Option<String>,
 }
@@ -211,6 +217,8 @@ impl Replacer {
 
     /// How it is.
     pub fn status(&self) -> ReplaceStatus {
+        let source = DevId(self.state.lock().item.src_devid.get());
+        let parts = self.on(source);
         let state = self.state.lock();
         let item = &state.item;
         let source = item.src_devid.get();
@@ -221,12 +229,24 @@ impl Replacer {
             (Phase::Idle | Phase::Asked, CANCELLED) => ReplaceState::Cancelled,
             (Phase::Idle | Phase::Asked, _) => ReplaceState::Never,
         };
+        // While it goes on, `state` knows. If nobody goes on, the cursor on disk says what there is.
+        let (done, all, on_disk) = match shown {
+            ReplaceState::Started | ReplaceState::Suspended => {
+                let on_disk = passed(&parts, item.cursor_left.get());
+                match state.phase {
+                    Phase::Running if state.all > 0 => (state.done + state.in_part, state.all, on_disk),
+                    _ => (on_disk, parts.iter().map(Part::len).sum(), on_disk),
+                }
+            }
+            _ => (state.done, state.all, state.done),
+        };
         let status = ReplaceStatus {
             state: shown,
             source,
             target: None,
-            done: state.done,
-            all: state.all,
+            done,
+            all,
+            on_disk: on_disk.min(done),
             started: item.time_started.get(),
             stopped: item.time_stopped.get(),
             write_errors: item.num_write_errors.get(),
@@ -422,22 +442,22 @@ impl Replacer {
         // What is there by now has its place on disk.
         self.fs.sync()?;
         let mut cursor = item.cursor_left.get();
-        let mut written_down = Instant::now();
+        let mut written_down = (cursor > 0).then(Instant::now);
         let resumed_at = cursor;
         // Chunks with parity below the cursor come first.
-        for part in self.on(source).into_iter().filter(|part| part.at < resumed_at && part.chunk.profile.has_parity()) {
-            if self.copy_part(source, &part, &mut item, goes_on)?.is_none() {
+        let parts = self.on(source);
+        let again: Vec<&Part> =
+            parts.iter().filter(|part| part.at < resumed_at && part.chunk.profile.has_parity()).collect();
+        for (nth, part) in again.iter().enumerate() {
+            let left = again[nth..].iter().filter(|part| part.end() <= cursor).map(|part| part.len()).sum();
+            self.note_progress(&parts, cursor, left);
+            if self.copy_part(source, part, &mut item, goes_on)?.is_none() {
                 return Ok(Outcome::Stopped);
             }
         }
         loop {
             let parts = self.on(source);
-            let all = parts.iter().map(Part::len).sum();
-            let done = parts.iter().filter(|part| part.end() <= cursor).map(Part::len).sum();
-            {
-                let mut state = self.state.lock();
-                (state.all, state.done) = (all, done);
-            }
+            self.note_progress(&parts, cursor, 0);
             let Some(next) = parts.iter().find(|part| part.end() > cursor) else { break };
             let Some(()) = self.copy_part(source, next, &mut item, goes_on)? else {
                 self.put(&item)?;
@@ -445,9 +465,10 @@ impl Replacer {
             };
             cursor = next.end();
             item.cursor_left = cursor.into();
-            if written_down.elapsed() >= CURSOR_EVERY {
+            // The first time immediately: from then on a crash does not lose everything.
+            if written_down.is_none_or(|at| at.elapsed() >= CURSOR_EVERY) {
                 self.put(&item)?;
-                written_down = Instant::now();
+                written_down = Some(Instant::now());
             }
         }
         item.replace_state = FINISHED.into();
@@ -467,6 +488,14 @@ impl Replacer {
         // It may be broken; the newer one counts.
         let _ = old.wipe();
         Ok(Outcome::Done)
+    }
+
+    /// Says how far it is: the cursor has passed these parts, of which `left` bytes are being copied again.
+    fn note_progress(&self, parts: &[Part], cursor: u64, left: u64) {
+        let mut state = self.state.lock();
+        state.all = parts.iter().map(Part::len).sum();
+        state.done = passed(parts, cursor).saturating_sub(left);
+        state.in_part = 0;
     }
 
     /// The parts of chunks on a device by their places there.
@@ -567,6 +596,7 @@ impl CopyingPart<'_> {
                 Err(JobError::Volume(error)) if matches!(*error, VolumeError::Unmapped { .. }) => break,
                 done => bad += done?.bad,
             }
+            self.of.state.lock().in_part += RUN_LEN.min(self.part.len() - from);
         }
         stops_others.1 = true;
         Ok((Some(()), bad))
@@ -590,6 +620,11 @@ impl Part {
     fn end(&self) -> u64 {
         self.at.saturating_add(self.len())
     }
+}
+
+/// Bytes of the parts that a cursor has passed.
+fn passed(parts: &[Part], cursor: u64) -> u64 {
+    parts.iter().filter(|part| part.end() <= cursor).map(Part::len).sum()
 }
 
 /// Fills a run again, with what is known of it by then; once more if something is bad, which may have been written meanwhile.

@@ -1,7 +1,7 @@
 //! Stripes of chunks without parity: each is read in order, and every copy is looked at by itself.
 //!
 //! Normal path: (1) [`read_stripe`] takes a stripe slice by slice: what is in it (`plan`), joined over small holes into reads of a megabyte
-//! ([`reads`]), which a thread of the device does; (2) whoever has time looks at the bytes ([`CopyRead::check`]); (3) what does not fit is counted, and healed
+//! ([`reads`]), which the thread of the device gives out; (2) whoever has time reads one and looks at the bytes ([`CopyRead::check`]); (3) what does not fit is counted, and healed
 //! from another copy, or from what is offered from elsewhere ([`CopyRead::heal`]).
 //!
 //! Healing: a copy is overwritten only with bytes that fit, after a second look found it bad still. Nobody else can have been given the place:
@@ -14,10 +14,8 @@ use oleo_volume::{ChunkMap, ChunkStripes, Profile, STRIPE_LEN};
 
 use super::DeviceScrub;
 use super::plan::{Fault, Fit, Kind, Live, Plan, Why};
-use super::run::{Job, Looked, Run, Task};
+use super::run::{Buffer, Job, READ_LEN, Run, Task};
 
-/// The most that is read together, bytes.
-const READ_LEN: u64 = 1 << 20;
 /// Holes up to this length are read, too, bytes.
 const HOLE_MAX: u64 = 64 << 10;
 /// What a plan covers of a stripe, bytes.
@@ -93,7 +91,7 @@ fn reads(plan: &Plan, map: &ChunkMap, stripe: usize, from: u64, to: u64) -> Vec<
     reads
 }
 
-/// Reads a stripe from an offset on, and hands on what it read. Stops where the run does.
+/// Goes through a stripe from an offset on, and gives out what is to be read. Stops where the run does.
 pub(super) fn read_stripe(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe: usize, from: u64) {
     let chunk = Arc::new(chunk);
     let map = chunk.map().clone();
@@ -102,20 +100,14 @@ pub(super) fn read_stripe(run: &Run<'_>, task: &Task, chunk: ChunkStripes, strip
         let to = (from + slice_len(&map)).min(end);
         let (low, high) = bounds(&map, stripe, from, to);
         if let Some(plan) = run.plan(low, high).map(Arc::new) {
-            let mut reads = reads(&plan, &map, stripe, from, to).into_iter().peekable();
-            while let Some(read) = reads.next() {
+            for read in reads(&plan, &map, stripe, from, to) {
                 if !run.throttle().take(task.devid, read.len, &|| run.goes_on()) {
                     return;
                 }
-                if let Some(next) = reads.peek() {
-                    chunk.will_read(stripe, next.offset, next.len);
-                }
-                let mut bytes = run.buffer(read.len as usize);
-                let failed = chunk.read(stripe, read.offset, &mut bytes).is_err();
+                chunk.will_read(stripe, read.offset, read.len);
                 let end = map.physical(stripe, read.offset + read.len).0;
-                let (chunk, plan) = (chunk.clone(), plan.clone());
-                let job = CopyRead { chunk, stripe, plan, offset: read.offset, bytes, failed, parts: read.parts };
-                task.hand_on(run, job, end);
+                let job = CopyRead { chunk: chunk.clone(), stripe, plan: plan.clone(), read };
+                task.hand_on(run, task.devid, job, end);
             }
             task.pass(run, map.physical(stripe, to).0);
         } else {
@@ -133,27 +125,23 @@ fn bounds(map: &ChunkMap, stripe: usize, from: u64, to: u64) -> (u64, u64) {
     (map.start.0 + low, map.start.0 + high)
 }
 
-/// Bytes of a stripe that were read.
+/// Bytes of a stripe that are to be read.
 pub(super) struct CopyRead {
     chunk: Arc<ChunkStripes>,
     stripe: usize,
     plan: Arc<Plan>,
-    offset: u64,
-    bytes: Vec<u8>,
-    /// It could not be read as a whole.
-    failed: bool,
-    parts: Vec<Placed>,
+    read: Read,
 }
 
 impl CopyRead {
-    /// Looks at the bytes, and heals what does not fit.
-    fn check(&mut self, run: &Run<'_>) {
+    /// Looks at the bytes, and heals what does not fit. `failed`: they could not be read as a whole.
+    fn check(&self, run: &Run<'_>, bytes: &mut [u8], failed: bool) {
         let (mut faults, mut counts) = (Vec::new(), DeviceScrub::default());
-        for part in std::mem::take(&mut self.parts) {
+        for part in &self.read.parts {
             counts.add_live(&part.live);
-            let from = (part.offset - self.offset) as usize;
-            let bytes = &mut self.bytes[from..from + part.live.len as usize];
-            let (chunk, stripe, failed) = (&self.chunk, self.stripe, self.failed);
+            let from = (part.offset - self.read.offset) as usize;
+            let bytes = &mut bytes[from..from + part.live.len as usize];
+            let (chunk, stripe) = (&self.chunk, self.stripe);
             let mut read = |at: u64, unit: &mut [u8]| {
                 !failed || chunk.read(stripe, part.offset + (at - part.live.at), unit).is_ok()
             };
@@ -248,9 +236,11 @@ impl CopyRead {
 }
 
 impl Job for CopyRead {
-    fn look(mut self: Box<Self>, run: &Run<'_>) -> Looked {
-        self.check(run);
-        Looked { buffers: vec![self.bytes], all: true }
+    fn look(self: Box<Self>, run: &Run<'_>, buffer: &mut Buffer) -> bool {
+        let bytes = buffer.of_len(self.read.len as usize);
+        let failed = self.chunk.read(self.stripe, self.read.offset, bytes).is_err();
+        self.check(run, bytes, failed);
+        true
     }
 }
 

@@ -579,8 +579,8 @@ impl Scrubber {
         }
         let wanted = all.iter().filter(|info| !info.missing);
         let wanted = wanted.filter(|info| want.devices.is_empty() || want.devices.contains(&info.devid));
-        if volume.has_placement_tree() {
-            return Err(JobError::refused(errno::EOPNOTSUPP, "volumes with a raid-stripe tree cannot be scrubbed yet"));
+        if let Some(tree) = volume.tree_that_moves() {
+            return Err(JobError::refused(errno::EOPNOTSUPP, format!("volumes with a {tree} cannot be scrubbed yet")));
         }
         let devices = wanted.map(|info| (info.devid, used.get(&info.devid).copied().unwrap_or_default())).collect();
         if want.repair && self.fs.options().read_only {

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use oleo_format::DevId;
@@ -94,12 +93,21 @@ fn name(fsid: Uuid) -> String {
     format!("scrub.status.{fsid}")
 }
 
+/// What is made is for its owner alone. Elsewhere that is what the directory says.
+fn private() -> OpenOptions {
+    #[allow(unused_mut, reason = "used by what only some systems have")]
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
 /// Writes the record of a file system into a directory, which is made if it is not there.
 pub(super) fn write(dir: &Path, fsid: Uuid, record: &Record) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let temporary = dir.join(format!("{}.oleo.{}", name(fsid), std::process::id()));
     let written = (|| {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut file = private().write(true).create(true).truncate(true).open(&temporary)?;
         file.write_all(text(fsid, record).as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, dir.join(name(fsid)))

@@ -1,7 +1,7 @@
 //! Chunks with parity: all stripes of a run of rows are read together; data is looked at as anywhere, and parity has to fit it.
 //!
-//! Normal path: (1) [`read_rows`] goes through the rows that hold something, a megabyte of each stripe at a time; (2) whoever has time looks at them
-//! ([`RowsRead::check`]); nothing is locked by that, so that a row may have changed in between; (3) a row in which something does not fit is settled ([`settle`]):
+//! Normal path: (1) [`read_rows`] goes through the rows that hold something, and announces a megabyte of each stripe at a time; (2) whoever has time reads some of them,
+//! a megabyte of all stripes together, and looks at them ([`RowsRead::check`]); nothing is locked by that, so that a row may have changed in between; (3) a row in which something does not fit is settled ([`settle`]):
 //! taken, read again, and looked at again.
 //!
 //! Settling: data that does not fit is rebuilt in every way that parity allows, and the checksum decides. Then the parity of each column that holds something
@@ -21,9 +21,9 @@ use oleo_volume::{ChunkMap, ChunkStripes, STRIPE_LEN, StripeRead};
 use super::DeviceScrub;
 use super::copies::{count_on_device, slice_len};
 use super::plan::{Fault, Fit, Live, Plan, Why};
-use super::run::{Job, Looked, Run, Task};
+use super::run::{Buffer, Job, READ_LEN, Run, Task};
 
-/// Rows that are read together: a megabyte of each stripe.
+/// Rows that are announced together: a megabyte of each stripe.
 const ROWS_MAX: u64 = 16;
 /// How often a row is looked at again after a commit, before it is left for the next scrub.
 const TRIES_MAX: usize = 3;
@@ -44,7 +44,7 @@ fn data_units(map: &ChunkMap) -> usize {
     map.data_stripes() as usize
 }
 
-/// Reads the rows of a chunk from an offset of its stripes on, and hands on what it read.
+/// Goes through the rows of a chunk from an offset of its stripes on, and gives out what is to be read.
 pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe: usize, from: u64) {
     let chunk = Arc::new(chunk);
     let map = chunk.map().clone();
@@ -63,12 +63,18 @@ pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe:
                     continue;
                 }
                 let count = (1..ROWS_MAX).find(|more| row + more >= last || !is_used(row + more)).unwrap_or(ROWS_MAX);
-                let done = map.physical(stripe, (row + count) * STRIPE_LEN).0;
-                match RowsRead::read(run, task.devid, &chunk, &plan, row, count) {
-                    Some(read) => task.hand_on(run, read, done),
-                    None => return,
+                if !announce(run, &chunk, row, count) {
+                    return;
                 }
-                row += count;
+                let end = row + count;
+                while row < end {
+                    let count = rows_together(&map).min(end - row);
+                    let read =
+                        RowsRead { reader: task.devid, chunk: chunk.clone(), plan: plan.clone(), first: row, count };
+                    row += count;
+                    // All of its devices are read for it, so it counts for one after the other.
+                    task.hand_on(run, chunk.devid(read.begins_at()), read, map.physical(stripe, row * STRIPE_LEN).0);
+                }
             }
             task.pass(run, map.physical(stripe, to).0);
         } else {
@@ -78,48 +84,53 @@ pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe:
     }
 }
 
-/// A run of rows that was read.
+/// How many rows are read together.
+fn rows_together(map: &ChunkMap) -> u64 {
+    (READ_LEN / (map.stripes.len() as u64 * STRIPE_LEN)).max(1)
+}
+
+/// Waits until a run of rows may be read, and says that it will be. `false`: the run is to stop.
+fn announce(run: &Run<'_>, chunk: &ChunkStripes, first: u64, count: u64) -> bool {
+    let len = count * STRIPE_LEN;
+    for stripe in 0..chunk.map().stripes.len() {
+        if !run.throttle().take(chunk.devid(stripe), len, &|| run.goes_on()) {
+            return false;
+        }
+        chunk.will_read(stripe, first * STRIPE_LEN, len);
+    }
+    true
+}
+
+/// A run of rows that is to be read.
 pub(super) struct RowsRead {
-    /// The device whose thread reads them.
+    /// The device whose thread goes through the chunk.
     reader: DevId,
     chunk: Arc<ChunkStripes>,
     plan: Arc<Plan>,
     first: u64,
     count: u64,
-    /// Of each stripe.
-    stripes: Vec<Vec<u8>>,
-    failed: bool,
 }
 
 impl RowsRead {
-    /// `None`: the run is to stop.
-    fn read(
-        run: &Run<'_>,
-        reader: DevId,
-        chunk: &Arc<ChunkStripes>,
-        plan: &Arc<Plan>,
-        first: u64,
-        count: u64,
-    ) -> Option<RowsRead> {
-        let (total, len) = (chunk.map().stripes.len(), count * STRIPE_LEN);
-        for stripe in 0..total {
-            if !run.throttle().take(chunk.devid(stripe), len, &|| run.goes_on()) {
-                return None;
-            }
-            chunk.will_read(stripe, (first + count) * STRIPE_LEN, len);
+    /// The stripe that is read first: another one each time, so that devices are read at the same time by several threads.
+    fn begins_at(&self) -> usize {
+        let total = self.chunk.map().stripes.len();
+        (self.first / rows_together(self.chunk.map())) as usize % total
+    }
+
+    /// Reads the stripes one after the other. `false`: not all of them, or not all that was read is to be believed.
+    fn read(&self, stripes: &mut [&mut [u8]]) -> bool {
+        let (total, begin) = (stripes.len(), self.begins_at());
+        let mut all = true;
+        for stripe in (begin..total).chain(0..begin) {
+            let read = self.chunk.read(stripe, self.first * STRIPE_LEN, stripes[stripe]);
+            all &= read.is_ok() && !self.chunk.is_stale(stripe);
         }
-        let mut stripes: Vec<Vec<u8>> = (0..total).map(|_| run.buffer(len as usize)).collect();
-        let present = stripes.iter_mut().enumerate().filter(|(stripe, _)| chunk.is_present(*stripe));
-        let mut reads: Vec<StripeRead<'_>> =
-            present.map(|(stripe, buf)| StripeRead::new(stripe, first * STRIPE_LEN, buf)).collect();
-        chunk.read_all(&mut reads);
-        let is_stale = (0..total).any(|stripe| chunk.is_stale(stripe));
-        let failed = is_stale || reads.len() < total || reads.iter().any(|read| read.result.is_err());
-        Some(RowsRead { reader, chunk: chunk.clone(), plan: plan.clone(), first, count, stripes, failed })
+        all
     }
 
     /// Looks at the rows, and settles those in which something does not fit; `false`: not all of them could be settled.
-    fn check(&mut self, run: &Run<'_>) -> bool {
+    fn check(&self, run: &Run<'_>, stripes: &mut [&mut [u8]], are_read: bool) -> bool {
         let map = self.chunk.map().clone();
         let mut all = true;
         let mut by_stripe: BTreeMap<usize, DeviceScrub> = BTreeMap::new();
@@ -136,7 +147,7 @@ impl RowsRead {
                     by_stripe.entry(stripe).or_default().parity_bytes_scrubbed += STRIPE_LEN;
                 }
             }
-            if self.failed || !self.fits(run, &map, row, &mut by_stripe) {
+            if !are_read || !self.fits(run, (&map, row), stripes, &mut by_stripe) {
                 all &= settle(run, self.reader, &self.chunk, &self.plan, row);
             }
         }
@@ -147,14 +158,20 @@ impl RowsRead {
     }
 
     /// Whether all of a row fits, as it was read.
-    fn fits(&mut self, run: &Run<'_>, map: &ChunkMap, row: u64, counts: &mut BTreeMap<usize, DeviceScrub>) -> bool {
+    fn fits(
+        &self,
+        run: &Run<'_>,
+        (map, row): (&ChunkMap, u64),
+        stripes: &mut [&mut [u8]],
+        counts: &mut BTreeMap<usize, DeviceScrub>,
+    ) -> bool {
         let from = ((row - self.first) * STRIPE_LEN) as usize;
         let mut faults = Vec::new();
         for unit in 0..data_units(map) {
             let (stripe, at) = (map.rotated(row, unit), unit_at(map, row, unit));
             for live in live_in(&self.plan, map, row, unit) {
                 let start = from + (live.at - at) as usize;
-                let bytes = &mut self.stripes[stripe][start..start + live.len as usize];
+                let bytes = &mut stripes[stripe][start..start + live.len as usize];
                 let unknown = self.plan.check(run.volume(), &live, bytes, &mut |_, _| true, &mut faults);
                 counts.entry(stripe).or_default().no_csum += unknown;
                 if live.is_part_of_block() {
@@ -162,22 +179,21 @@ impl RowsRead {
                 }
             }
         }
-        let unit = |unit: usize| &self.stripes[map.rotated(row, unit)][from..from + UNIT];
-        let data: Vec<&[u8]> = (0..data_units(map)).map(unit).collect();
-        let sums = sums_of(&data, map.stripes.len() - data.len());
+        let units: Vec<&[u8]> =
+            (0..map.stripes.len()).map(|unit| &stripes[map.rotated(row, unit)][from..from + UNIT]).collect();
+        let (data, parities) = units.split_at(data_units(map));
         let columns = Columns::of(&self.plan, map, row, run.sector());
-        let parity_fits = sums.iter().enumerate().all(|(nth, sum)| {
-            let there = unit(data.len() + nth);
-            columns.ranges().all(|(from, to)| sum[from..to] == there[from..to])
-        });
+        let parity_fits = columns.ranges().all(|range| raid6::fits(data, parities, range));
         faults.is_empty() && parity_fits
     }
 }
 
 impl Job for RowsRead {
-    fn look(mut self: Box<Self>, run: &Run<'_>) -> Looked {
-        let all = self.check(run);
-        Looked { buffers: self.stripes, all }
+    fn look(self: Box<Self>, run: &Run<'_>, buffer: &mut Buffer) -> bool {
+        let (total, len) = (self.chunk.map().stripes.len(), (self.count * STRIPE_LEN) as usize);
+        let mut stripes: Vec<&mut [u8]> = buffer.of_len(total * len).chunks_exact_mut(len).collect();
+        let are_read = self.read(&mut stripes);
+        self.check(run, &mut stripes, are_read)
     }
 }
 

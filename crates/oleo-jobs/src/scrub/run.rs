@@ -1,11 +1,14 @@
 //! One scrub, from the first byte of each device to the last.
 //!
-//! A thread of each device (`threads`) reads (`walk`): its superblocks, then its stripes in their order on it (`copies`). A chunk with parity is read by one of its devices, of
-//! all of them (`rows`); the others wait there, so that what lies before a device's place is done. Threads for all cores look at what was read. A device's
-//! place is the end of what was read before everything that is still being looked at, and never behind something that could not be looked at
+//! A thread of each device (`threads`) goes through it (`walk`): its superblocks, then its stripes in their order on it (`copies`). It says what is to be read, and
+//! tells the system so, in rising order; a chunk with parity is gone through by one of its devices, for
+//! all of them (`rows`), and the others wait there, so that what lies before a device's place is done. Threads for all cores and devices each read such a part and look at it at
+//! once ([`Job`]): it is in the nearest caches of their core then, and memory that was read into before is read into again. A device's
+//! place is the end of what was given out before everything that is still being looked at, and never behind something that could not be looked at
 //! ([`Task::leave_out`]): a scrub that is resumed comes back to that.
 //!
-//! Memory: a few megabytes for each core, a megabyte and a plan for each device. Waiting: those who read wait when more was read than is looked at, and
+//! Memory: a megabyte for each of the threads that read, a stripe unit for each device if that is more, and a plan for each device. Waiting: who gives out what is to be
+//! read waits while enough of the device is under way ([`Places`]), so that a slow one does not take the threads from the others, and
 //! for the throttle; a wait for another device is always for one of a lower number.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,21 +30,27 @@ use crate::JobError;
 
 /// How often those who wait look.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Reads that wait to be looked at, for each core.
-pub(super) const AHEAD_PER_CORE: usize = 2;
+/// Bytes that are read into memory before they are looked at, unless what belongs together is more: in the nearest caches of a core.
+pub(super) const READ_LEN: u64 = 1 << 20;
 
-/// What was read, to be looked at.
+/// Something to be read and looked at.
 pub(super) trait Job: Send {
-    /// Looks at it, and heals what is bad.
-    fn look(self: Box<Self>, run: &Run<'_>) -> Looked;
+    /// Reads it into `buffer`, looks at it, and heals what is bad. `false`: not all of it could be looked at.
+    fn look(self: Box<Self>, run: &Run<'_>, buffer: &mut Buffer) -> bool;
 }
 
-/// What is left of a job.
-pub(super) struct Looked {
-    /// To be used again.
-    pub buffers: Vec<Vec<u8>>,
-    /// Whether all of it was looked at.
-    pub all: bool,
+/// Memory of a thread that reads, used again and again.
+#[derive(Default)]
+pub(super) struct Buffer(Vec<u8>);
+
+impl Buffer {
+    /// So many bytes, with anything in them.
+    pub fn of_len(&mut self, len: usize) -> &mut [u8] {
+        if self.0.len() < len {
+            self.0.resize(len, 0);
+        }
+        &mut self.0[..len]
+    }
 }
 
 /// A job, and what is done with it.
@@ -50,6 +59,32 @@ pub(super) struct Given {
     devid: DevId,
     number: u64,
     end: u64,
+    _place: Option<Place>,
+}
+
+/// How much of a device may be under way.
+#[derive(Clone)]
+pub(super) struct Places(Sender<()>, Receiver<()>);
+
+/// One of the places, until it is dropped: also by a thread that panics.
+struct Place(Receiver<()>);
+
+impl Places {
+    pub fn new(count: usize) -> Places {
+        let (taken, back) = bounded(count);
+        Places(taken, back)
+    }
+
+    /// Waits for a place. There is always one in the end, since what gives it back is here, too.
+    fn take(&self) -> Option<Place> {
+        self.0.send(()).ok().map(|()| Place(self.1.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.0.try_recv();
+    }
 }
 
 /// How far the jobs of a device have come.
@@ -98,14 +133,17 @@ impl Order {
 pub(super) struct Task {
     pub devid: DevId,
     pub jobs: Sender<Given>,
+    /// Of all devices.
+    pub places: BTreeMap<DevId, Places>,
 }
 
 impl Task {
-    /// Has a job done; afterwards the device is done up to `end`, if all before is.
-    pub fn hand_on(&self, run: &Run<'_>, job: impl Job + 'static, end: u64) {
+    /// Has a job done, which counts for what is under way of device `by`; afterwards this task's device is done up to `end`, if all before is.
+    pub fn hand_on(&self, run: &Run<'_>, by: DevId, job: impl Job + 'static, end: u64) {
+        let place = self.places.get(&by).or_else(|| self.places.get(&self.devid)).and_then(Places::take);
         let number = run.shared.progress.lock().order(self.devid).give();
         // All who look have panicked if nobody takes it, which is reported where they are waited for.
-        let _ = self.jobs.send(Given { job: Box::new(job), devid: self.devid, number, end });
+        let _ = self.jobs.send(Given { job: Box::new(job), devid: self.devid, number, end, _place: place });
     }
 
     /// What comes next could not be looked at.
@@ -131,7 +169,6 @@ pub(super) struct Run<'a> {
     /// Nobody writes meanwhile.
     alone: bool,
     offers: Option<&'a dyn Candidates>,
-    spare: (Sender<Vec<u8>>, Receiver<Vec<u8>>),
     /// Chunks with parity that are done with.
     whole: Mutex<rank::ScrubRun, BTreeSet<Logical>>,
     /// Why something could not be looked at.
@@ -148,7 +185,7 @@ pub(super) struct Orders<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(fs: &'a Fs, shared: &'a Shared, orders: &'a Orders<'_>, cores: usize) -> Run<'a> {
+    pub fn new(fs: &'a Fs, shared: &'a Shared, orders: &'a Orders<'_>) -> Run<'a> {
         Run {
             fs,
             shared,
@@ -156,7 +193,6 @@ impl<'a> Run<'a> {
             repair: orders.want.repair && !fs.options().read_only,
             alone: orders.alone,
             offers: orders.offers,
-            spare: bounded(cores * AHEAD_PER_CORE + orders.devices.len()),
             whole: Mutex::default(),
             failed: Mutex::default(),
         }
@@ -205,13 +241,6 @@ impl Run<'_> {
 
     fn note(&self, error: JobError) {
         self.failed.lock().get_or_insert(error);
-    }
-
-    /// A buffer of this length with anything in it.
-    pub fn buffer(&self, len: usize) -> Vec<u8> {
-        let mut buffer = self.spare.1.try_recv().unwrap_or_default();
-        buffer.resize(len, 0);
-        buffer
     }
 
     /// A commit, so that what was written before is known; and what is free around an address. `false` if it fails, which is remembered.
@@ -305,14 +334,9 @@ impl Run<'_> {
         }
     }
 
-    /// Looks at what was read.
-    pub fn look_at(&self, given: Given) {
-        let looked = given.job.look(self);
-        for buffer in looked.buffers {
-            // Full: there are enough.
-            let _ = self.spare.0.try_send(buffer);
-        }
-        match looked.all {
+    /// Reads and looks, unless the scrub is to stop.
+    pub fn look_at(&self, given: Given, buffer: &mut Buffer) {
+        match self.goes_on() && given.job.look(self, buffer) {
             true => self.reached(given.devid, given.number, given.end),
             false => self.leave_out(given.devid, given.number),
         }

@@ -1,12 +1,15 @@
-//! The threads of a scrub: one reads each device, as many as there are cores look at what was read, and whoever runs it waits for them.
+//! The threads of a scrub: one goes through each device, others read what it says and look at it, and whoever runs it waits for them.
+//!
+//! Of each device at least two parts are under way, so that one is read while another is looked at; more where there are more cores than devices.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use oleo_fs::Fs;
 
-use super::run::{AHEAD_PER_CORE, Orders, Run, Task};
+use super::run::{Buffer, Orders, Places, Run, Task};
 use super::{Shared, walk};
 use crate::JobError;
 
@@ -18,18 +21,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Scrubs; `keep` is called every few seconds. What could not be looked at is the error, when all else is done.
 pub(super) fn run(fs: &Fs, shared: &Shared, orders: &Orders<'_>, keep: &dyn Fn()) -> Result<(), JobError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let run = Run::new(fs, shared, orders, cores);
+    let run = Run::new(fs, shared, orders);
     let chunks = run.volume().chunks();
     let left = AtomicUsize::new(orders.devices.len());
     std::thread::scope(|threads| {
-        let (jobs, work) = bounded(cores * AHEAD_PER_CORE);
-        for _ in 0..cores {
+        let per_device = cores.div_ceil(orders.devices.len().max(1)) + 1;
+        let under_way = per_device * orders.devices.len();
+        let places: BTreeMap<_, _> = orders.devices.keys().map(|&devid| (devid, Places::new(per_device))).collect();
+        let (jobs, work) = bounded(under_way);
+        for _ in 0..under_way {
             let (run, work) = (&run, work.clone());
-            threads.spawn(move || work.iter().for_each(|given| run.look_at(given)));
+            threads.spawn(move || {
+                let mut buffer = Buffer::default();
+                work.iter().for_each(|given| run.look_at(given, &mut buffer));
+            });
         }
         drop(work);
         for (&devid, &from) in &orders.devices {
-            let task = Task { devid, jobs: jobs.clone() };
+            let task = Task { devid, jobs: jobs.clone(), places: places.clone() };
             let (run, chunks, left) = (&run, &chunks, Leaves(&left, shared));
             threads.spawn(move || {
                 let _left = left;

@@ -66,7 +66,8 @@ fn half_way(oracle: Oracle, how: HalfWay) -> anyhow::Result<()> {
                 let found = oracle.check(&[&copy])?;
                 // With quota it reads what is gone, complains that it cannot, and finds no error.
                 assert!(how.quota || found.is_clean(), "{how:?}, step {steps}: btrfs check: {found}");
-                let mounted = oracle.mount(&[&copy], "")?;
+                // Its cleaner sleeps from one of its commits to the next.
+                let mounted = oracle.mount(&[&copy], "commit=1")?;
                 run("btrfs", ["subvolume", "sync", &mounted.path().display().to_string()])?;
                 mounted.unmount()?;
                 oracle.must_be_sound(&[&copy], &format!("{how:?}, step {steps}: the kernel went on"))?;
@@ -98,12 +99,6 @@ fn half_way(oracle: Oracle, how: HalfWay) -> anyhow::Result<()> {
 fn deletion_half_way() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     half_way(oracle, HalfWay { quota: false, reopened: false })
-}
-
-#[test]
-fn deletion_half_way_and_reopened() -> anyhow::Result<()> {
-    let Some(oracle) = oracle() else { return Ok(()) };
-    half_way(oracle, HalfWay { quota: false, reopened: true })
 }
 
 #[test]

@@ -47,6 +47,23 @@ pub(crate) struct HostFile {
     pub inode: u64,
 }
 
+/// One name of a directory, with everything known without reading the file.
+pub(crate) struct Child {
+    pub name: Vec<u8>,
+    pub meta: Meta,
+    pub kind: ChildKind,
+    pub host: HostFile,
+    pub links: u32,
+}
+
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "there is no child"))]
+pub(crate) enum ChildKind {
+    Dir,
+    File { size: u64, sparse: bool },
+    Symlink(Vec<u8>),
+    Node { major: u32, minor: u32 },
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,9 +31,8 @@ pub fn fill_from_tar(
         read_tar(stream, options.thread_count(), options.bytes_ahead_max, move |piece| Ok(Ready::of(piece, &policy)))?;
     let mut specs: HashMap<Path, &SubvolSpec> = HashMap::new();
     for spec in &options.subvols {
-        use std::os::unix::ffi::OsStrExt;
         let names = spec.path.components().filter_map(|part| match part {
-            std::path::Component::Normal(name) => Some(name.as_bytes().to_vec()),
+            std::path::Component::Normal(name) => Some(name.as_encoded_bytes().to_vec()),
             _ => None,
         });
         specs.insert(names.collect(), spec);

@@ -234,8 +234,7 @@ fn names(path: &[u8]) -> Result<Vec<Vec<u8>>, MkfsError> {
 
 /// A path for messages.
 pub(crate) fn shown(path: &[Vec<u8>]) -> PathBuf {
-    use std::os::unix::ffi::OsStrExt;
-    path.iter().map(|name| std::ffi::OsStr::from_bytes(name)).collect()
+    path.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
 }
 
 const _: () = assert!(PIECE_BYTES.is_power_of_two());

@@ -17,6 +17,9 @@
 //! Locks: one mutex for the queues, one per slot; never two together, never held over a system call.
 //! An error ends the walk: it is sent in the order of events, so that the first error is the same in every run.
 
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
+#[cfg(target_os = "linux")]
 mod host;
 
 use std::collections::{HashMap, HashSet};
@@ -25,12 +28,13 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use self::host::{Child, ChildKind};
+#[cfg(not(target_os = "linux"))]
+use self::elsewhere as host;
 pub(crate) use self::host::{DirHandle, FileRange, Listing};
 use super::entry::{UnpreparedPiece, Whole};
 use super::pool::{Filled, Pool, Scan, Source, Workers};
 use crate::MkfsError;
-use crate::fill::entry::{HostFile, Meta};
+use crate::fill::entry::{Child, ChildKind, HostFile, Meta};
 
 /// Events that wait for the receiver at most.
 const EVENTS_AHEAD_MAX: usize = 4096;

@@ -18,7 +18,7 @@ const WAIT_MIN: Duration = Duration::from_millis(100);
 /// The longest one.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long one attempt may take, and what is added for its bytes.
-const TRY_MAX: Duration = Duration::from_secs(20);
+pub(crate) const TRY_MAX: Duration = Duration::from_secs(20);
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
 /// See the module's text.
@@ -57,6 +57,13 @@ impl Waits {
         host.sleep(self.last);
         true
     }
+}
+
+/// When one attempt at a conditional operation is to be over: after `max`, and in any case while as much time is left to look what
+/// became of it.
+pub(crate) fn attempt(host: &dyn Host, deadline: Deadline, max: Duration) -> Deadline {
+    let now = host.now();
+    now + (deadline.saturating_sub(now) / 2).min(max)
 }
 
 fn is_passing(error: &StoreError) -> bool {

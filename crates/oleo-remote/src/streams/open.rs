@@ -19,7 +19,7 @@ use crate::open_store::open_store;
 use crate::options::StoreOptions;
 use crate::seal::Key;
 use crate::seen;
-use crate::store::{Body, Cond, Deadline, Retry, Store, StoreTime, Version, Waits, get, put};
+use crate::store::{Body, Cond, Deadline, Retry, Store, StoreTime, Version, Waits, attempt, get, put};
 use crate::swap::WRONG_TRIES;
 use crate::url::Url;
 
@@ -265,7 +265,7 @@ impl Streams {
                 let what = format!("a list of streams of {} bytes; {LIST_LEN_MAX} are the most", bytes.len());
                 return Err(RemoteError::Limit { what });
             }
-            let until = deadline.min(host.now() + self.options.bounds.publish_try);
+            let until = attempt(host, deadline, self.options.bounds.publish_try);
             match put(&*self.store, LIST, Body::from(bytes), Cond::Match(version), until) {
                 Ok(_) => return Ok(out),
                 Err(StoreError::Denied(why)) => return Err(failed("replace", StoreError::Denied(why))),

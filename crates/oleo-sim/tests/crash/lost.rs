@@ -16,13 +16,23 @@ use crate::run::{Base, Run, Shape, Wrong, look_before_log, open, options};
 use crate::tally::{Failure, Tally, in_parallel, seed_from, share};
 
 /// The states: whatever is between two flushes.
-const KINDS: Kinds = Kinds { flushes: true, writes: false, steps: true, some: 2, torn: 2 };
+pub const KINDS: Kinds = Kinds { flushes: true, writes: false, steps: true, some: 2, torn: 2 };
 /// States of each script, chosen by the seed; each is looked at for every loss.
 const STATES_MAX: usize = 16;
 
 /// Short scripts with many promises, so that there are log commits and commits.
-fn script(seed: u64) -> Vec<Op> {
+pub fn script(seed: u64) -> Vec<Op> {
     generate(seed, &Mix { steps: 40, promises: 30, file_len_max: 200_000, ..mix(seed) })
+}
+
+/// Small files, each of them synced: what is new shares columns with what was promised just before, once it is in the next unit of a row.
+pub fn small_files(seed: u64) -> Vec<Op> {
+    let one = |n: u64| {
+        let path = format!("g{n}");
+        let write = Op::Write { path: path.clone(), at: 0, len: 8192, seed: 100 * seed + n, style: Style::Random };
+        [Op::Create { path: path.clone(), mode: 0o644 }, write, Op::Fsync { path }]
+    };
+    (0..40).flat_map(one).collect()
 }
 
 /// What opening a state for writing, and closing it, makes of it.
@@ -119,6 +129,20 @@ fn scripts(what: &str, shape: Shape, first: u64, count: u64) {
 #[test]
 fn raid5_of_four() {
     scripts("random scripts on raid5, then without each disk", Shape::RAID5, 50_000, 12);
+}
+
+/// Goal: the same of small files that are synced one after the other, of which the kernel loses some (`write_hole`).
+#[test]
+fn raid5_with_small_files() {
+    let base = Base::new(Shape::RAID5, &[]);
+    let tally = in_parallel(share(4) as usize, |i| {
+        let seed = seed_from(53_000) + i as u64;
+        verify_losses(&base, Shape::RAID5, &small_files(seed), seed, None)
+    });
+    tally.must_be_clean("small files on raid5, then without each disk", |s| {
+        verify_losses(&base, Shape::RAID5, s, 0, None)
+    });
+    tally.must_have_tested(40, 4);
 }
 
 /// Goal: the same for any two disks of RAID6.

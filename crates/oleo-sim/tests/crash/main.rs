@@ -16,3 +16,4 @@ mod receive;
 mod run;
 mod tally;
 mod threads;
+mod write_hole;

@@ -176,7 +176,8 @@ impl Case {
                 image.replacer().start(DevId(self.disks as u64), candidate()?, false)?;
                 std::thread::scope(|threads| -> anyhow::Result<()> {
                     let runs = threads.spawn(|| image.replacer().run());
-                    while image.replacer().status().done == 0 && !runs.is_finished() {
+                    // The cursor on disk is behind something: that is what the target is not believed later.
+                    while image.replacer().status().on_disk == 0 && !runs.is_finished() {
                         std::thread::yield_now();
                     }
                     image.replacer().interrupt();

@@ -79,7 +79,7 @@ fn verify(image: &Image, accepted: &Accepted) {
     }
 }
 
-fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush) {
+fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush, rounds: u32) {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let device = scratch.image(name, len).unwrap();
@@ -97,7 +97,7 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush) {
     image.close().unwrap();
     oracle.must_be_sound(&[&device], "full").unwrap();
 
-    for round in 1..4 {
+    for round in 1..=rounds {
         let image = open(&devices, options.clone()).unwrap();
         let doomed: Vec<String> = accepted.keys().filter(|_| rng.one_in(2)).cloned().collect();
         let mut freed = 0;
@@ -213,35 +213,41 @@ fn not_a_sector_left() {
 
 #[test]
 fn a_small_device_is_filled_and_refilled() {
-    fill_delete_refill("small.img", 128 * MIB, &["-m", "single"], Flush::Each);
+    fill_delete_refill("small.img", 128 * MIB, &["-m", "single"], Flush::Each, 3);
 }
 
 #[test]
 fn a_small_mixed_device_is_filled_and_refilled() {
-    fill_delete_refill("mixed.img", 128 * MIB, &["--mixed"], Flush::Each);
+    fill_delete_refill("mixed.img", 128 * MIB, &["--mixed"], Flush::Each, 3);
 }
 
 #[test]
 fn a_middle_device_is_filled_and_refilled() {
-    fill_delete_refill("middle.img", 300 * MIB, &[], Flush::Each);
+    fill_delete_refill("middle.img", 300 * MIB, &[], Flush::Each, 3);
 }
 
 #[test]
 fn a_large_device_is_filled_and_refilled() {
-    fill_delete_refill("large.img", 1024 * MIB, &["-n", "4096"], Flush::Each);
+    fill_delete_refill("large.img", 1024 * MIB, &["-n", "4096"], Flush::Each, 3);
 }
 
 #[test]
 fn small_delayed() {
-    fill_delete_refill("delayed.img", 128 * MIB, &["-m", "single"], Flush::WithSync);
+    fill_delete_refill("delayed.img", 128 * MIB, &["-m", "single"], Flush::WithSync, 3);
 }
 
 #[test]
 fn middle_delayed() {
-    fill_delete_refill("middle-delayed.img", 400 * MIB, &["-n", "4096"], Flush::WithSync);
+    fill_delete_refill("middle-delayed.img", 400 * MIB, &["-n", "4096"], Flush::WithSync, 3);
 }
 
 #[test]
 fn tiny_files() {
-    fill_delete_refill("tiny.img", 128 * MIB, &["-m", "single"], Flush::Tiny);
+    fill_delete_refill("tiny.img", 64 * MIB, &["-m", "single"], Flush::Tiny, 1);
+}
+
+#[test]
+#[ignore = "takes three minutes: `cargo xtask nightly`"]
+fn tiny_files_again_and_again() {
+    fill_delete_refill("tiny-again.img", 128 * MIB, &["-m", "single"], Flush::Tiny, 3);
 }

@@ -360,7 +360,7 @@ impl DirTarget {
                 self.open()?.file(path)?.write_all_at(data, offset).map_err(host_io("write"))
             }
             Command::EncodedWrite { path, offset, .. } => {
-                let bytes = unpack(command)?;
+                let bytes = super::unpack(command)?;
                 self.open()?.file(path)?.write_all_at(&bytes, offset).map_err(host_io("write"))
             }
             Command::Clone { .. } => self.clone_range(command),
@@ -477,15 +477,6 @@ impl DirTarget {
 fn open_top(path: &Path) -> Result<OwnedFd, ApplyError> {
     rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(host("open"))
 }
-
-/// The bytes of an encoded write.
-pub(crate) fn unpack(command: &Command<'_>) -> Result<Vec<u8>, ApplyError> {
-    let packed = super::fs_target::packed(command)?;
-    packed.unpack(SECTOR)
-}
-
-/// For data of no compression that depends on sectors.
-const SECTOR: u32 = 4096;
 
 impl Target for DirTarget {
     fn begin(&mut self, new: &Begin<'_>) -> Applied {

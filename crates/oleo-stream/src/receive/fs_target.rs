@@ -34,7 +34,7 @@ use uuid::Uuid;
 use super::mark::MARK as MARK_NAME;
 use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Late, Mark, Target, Wait};
 use batch::Installer;
-pub(super) use batch::packed;
+pub(crate) use batch::unpack;
 use commits::Commits;
 use paths::Finder;
 

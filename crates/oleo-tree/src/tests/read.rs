@@ -233,7 +233,7 @@ fn lying_nodes_are_refused() {
 }
 
 /// Goal: blocks read in one batch by address are those that are read one by one, the open transaction's included; damage is left
-/// out, for the single read to report.
+/// out, for the single read to report; leaves are the caller's alone, and only blocks above them go into the cache.
 /// Method: a committed tree and one that is not, asked for together; one block on disk is broken.
 #[test]
 fn many_at_their_addresses() {
@@ -246,6 +246,11 @@ fn many_at_their_addresses() {
     all.push(open);
     let found = world.blocks.at_many(&all, &world.dirty);
     let found: BTreeMap<Logical, Arc<Node>> = found.into_iter().map(|node| (node.logical(), node)).collect();
+    let is_alone = |node: &Arc<Node>| Arc::strong_count(node) == 1;
+    let (leaves, above): (Vec<_>, Vec<_>) =
+        found.values().filter(|node| node.logical() != open).partition(|node| node.is_leaf());
+    assert!(!leaves.is_empty() && leaves.into_iter().all(is_alone));
+    assert!(above.into_iter().any(|node| !is_alone(node)));
     for at in all {
         let single = world.blocks.at(at, &world.dirty);
         assert_eq!(found.contains_key(&at), at != broken);

@@ -117,13 +117,14 @@ impl LogCommit<'_> {
         inner.space.turn();
         inner.volume.write_log_super(&sb).map_err(|e| inner.poison_unless_full(e.into()))?;
         disk.logged = Some(sb);
+        // Before the log is refused, whose lock comes before these.
+        drop(disk);
+        drop(commit_lock);
         if inner.volume.owes_commit() {
             // A device failed meanwhile: what it has looks as good as this.
             inner.refuse_log(sealed.generation, fallback::LOST_DEVICE);
             return Ok(LogWritten::Refused(fallback::LOST_DEVICE));
         }
-        drop(disk);
-        drop(commit_lock);
         Ok(LogWritten::Done { bytes: parts.iter().map(|(_, bytes)| bytes.len() as u64).sum() })
     }
 }

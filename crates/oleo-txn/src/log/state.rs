@@ -17,6 +17,8 @@ pub(crate) struct LogState {
     pub(super) taken: Vec<Logical>,
     /// Those of them that no superblock on disk leads to.
     pub(super) idle: Vec<Logical>,
+    /// How many blocks the last `put` made.
+    pub(super) made: u64,
     /// What was put since the last log commit was sealed: blocks that were made, and those that they replaced.
     pub(super) dirty: Dirty,
     pub(super) ledger: Ledger,

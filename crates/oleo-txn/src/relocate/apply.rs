@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use oleo_format::{ByteLen, Generation, Key, Logical, TreeId, data_use};
 use oleo_space::{ExtentKind, Kind, RefChange, RefKey, Reservation};
 use oleo_tree::{Node, Rewrite, TreeRoot};
@@ -71,7 +70,6 @@ impl Closure<'_> {
         inner.quota.owners.note(self.owners.iter().copied());
         let sums = self.csums(inner)?;
         inner.csums.show(inner.layout, &sums);
-        let built = self.build(inner, generation);
         let mut changes: Vec<RefChange> = self
             .pieces
             .par_iter()
@@ -89,22 +87,22 @@ impl Closure<'_> {
             }
         }
         inner.ledger.record_batch(&mut changes);
+        drop(changes);
+        let rewritten = self.pieces.len() as u64;
+        let roots = self.roots();
+        let built = self.build(inner, generation);
         inner.dirty.add_rewritten(built.iter().cloned());
-        for (piece, new) in self.pieces.iter().zip(&built) {
-            for (_, holder) in &piece.users {
-                if let Holder::Root(tree) = holder {
-                    let state = inner.tree(*tree)?;
-                    let root = TreeRoot::rewritten(*tree, new.clone());
-                    inner.trees.set(TreeState { root, changed: true, ..state });
-                }
-            }
+        for (index, tree) in roots {
+            let state = inner.tree(tree)?;
+            let root = TreeRoot::rewritten(tree, built[index].clone());
+            inner.trees.set(TreeState { root, changed: true, ..state });
         }
         // Only now: blocks of this tree may have moved, too.
         let root = inner.tree(TreeId::CSUM)?.root;
         let batch = inner.csums.insert_all(inner.layout, &inner.blocks, &root, &sums)?;
         inner.apply(TreeId::CSUM, &batch, generation)?;
         let bytes = self.data.values().map(|copied| copied.from.len.0).sum();
-        Ok(Moved { blocks: self.wanted, rewritten: self.pieces.len() as u64, extents: self.data.len() as u64, bytes })
+        Ok(Moved { blocks: self.wanted, rewritten, extents: self.data.len() as u64, bytes })
     }
 
     /// New addresses, those of one tree and level in the order of keys.
@@ -141,31 +139,33 @@ impl Closure<'_> {
         Ok(sums)
     }
 
-    /// The new blocks, children before their parents.
-    fn build(&self, inner: &Inner, generation: Generation) -> Vec<Arc<Node>> {
-        let mut by_level: Vec<Vec<usize>> = Vec::new();
-        for (index, piece) in self.pieces.iter().enumerate() {
+    /// The new blocks in the order of their pieces, which are used up, made children before their parents.
+    fn build(&mut self, inner: &Inner, generation: Generation) -> Vec<Arc<Node>> {
+        let mut by_level: Vec<Vec<(usize, Piece)>> = Vec::new();
+        let pieces = std::mem::take(&mut self.pieces);
+        let mut built: Vec<Option<Arc<Node>>> = vec![None; pieces.len()];
+        for (index, piece) in pieces.into_iter().enumerate() {
             let level = usize::from(piece.node.level());
             by_level.resize_with(by_level.len().max(level + 1), Vec::new);
-            by_level[level].push(index);
+            by_level[level].push((index, piece));
         }
-        let mut built: HashMap<usize, Arc<Node>> = HashMap::with_capacity(self.pieces.len());
         let data = |at: Logical| self.data.get(&at).map(|copied| copied.to());
         for level in by_level {
-            let child = |at: Logical| self.index.get(&at).and_then(|index| built.get(index)).cloned();
+            let child = |at: Logical| self.index.get(&at).and_then(|index| built[*index].clone());
             let made: Vec<(usize, Arc<Node>)> = level
                 .into_par_iter()
-                .map(|index| {
-                    let piece = &self.pieces[index];
+                .map(|(index, piece)| {
                     let flagged = piece.node.flags().contains(oleo_format::HeaderFlags::RELOC);
                     let relocated = if piece.moves { piece.marked } else { flagged };
                     let how = Rewrite { to: piece.to, generation, relocated };
-                    (index, inner.blocks.rewritten(&piece.node, &how, child, data))
+                    (index, inner.blocks.rewritten(piece.node, &how, child, data))
                 })
                 .collect();
-            built.extend(made);
+            for (index, node) in made {
+                built[index] = Some(node);
+            }
         }
-        (0..self.pieces.len()).map(|index| built[&index].clone()).collect()
+        built.into_iter().map(|node| node.expect("each piece has a level, and becomes a block")).collect()
     }
 
     /// How a reference of a block's parent is keyed from now on.

@@ -17,7 +17,7 @@
 //! Locks: `addresses` around the whole commit of a step, written; others hold it read from looking up where data is until
 //! they have named or written it. Until the step's commit is settled it is unknown who shares the data.
 //! Crash: before a step's commit is durable, nothing has happened; the copies are free space. After it, it has.
-//! Bounds: memory of a step is its blocks, twice, and a few pieces of data.
+//! Bounds: memory of a step is its blocks, twice what others have in memory, too, and a few pieces of data.
 //!
 //! Not here: choosing groups, and reporting progress (`oleo-jobs`).
 

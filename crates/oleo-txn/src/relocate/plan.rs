@@ -33,6 +33,16 @@ pub(super) enum Holder {
     Piece(usize),
 }
 
+impl Holder {
+    /// The tree, if the block is its root.
+    pub(super) fn root(self) -> Option<TreeId> {
+        match self {
+            Holder::Root(tree) => Some(tree),
+            Holder::Piece(_) => None,
+        }
+    }
+}
+
 /// A block of the closure.
 pub(super) struct Piece {
     pub(super) node: Arc<Node>,
@@ -218,17 +228,19 @@ impl<'d> Closure<'d> {
         Ok(())
     }
 
+    /// The pieces that are roots, and of which trees.
+    pub(super) fn roots(&self) -> Vec<(usize, TreeId)> {
+        let mut roots = Vec::new();
+        for (index, piece) in self.pieces.iter().enumerate() {
+            roots.extend(piece.users.iter().filter_map(|(_, holder)| Some((index, holder.root()?))));
+        }
+        roots
+    }
+
     /// Finds the blocks that deletions are on their way through: those from a dying tree's root to its progress, which nobody else
     /// reaches. What is before the progress has been dropped, though the blocks on the way still name it.
     fn find_gone(&mut self, inner: &Inner) -> Result<(), TxnError> {
-        let is_root = |(_, holder): &(RefKey, Holder)| match holder {
-            Holder::Root(tree) => Some(*tree),
-            Holder::Piece(_) => None,
-        };
-        let roots: Vec<(usize, TreeId)> = (0..self.pieces.len())
-            .filter_map(|index| Some((index, self.pieces[index].users.iter().find_map(is_root)?)))
-            .collect();
-        for (root, tree) in roots {
+        for (root, tree) in self.roots() {
             let Some(progress) = inner.tree(tree)?.drop_progress() else { continue };
             let mut next = Some(root);
             while let Some(piece) = next.map(|index| &mut self.pieces[index])

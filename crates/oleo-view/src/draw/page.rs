@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::svg::{Picture, Table, escaped, style};
+use super::svg::{Picture, STYLE, Table, escaped};
 use super::{devices, findings, flow, paths, space, subvols, time};
 use crate::map::Map;
 use crate::text::human;
@@ -97,22 +97,14 @@ pub fn to_svg(map: &Map) -> String {
     }
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{y}\" viewBox=\"0 0 {WIDTH} {y}\" \
-         lang=\"en\"><title>{}</title><desc>{}</desc><style>{}</style>{body}</svg>\n",
+         lang=\"en\"><title>{}</title><desc>{}</desc><style>{STYLE}</style>{body}</svg>\n",
         escaped(&title(map)),
-        escaped(&facts(map)),
-        style()
+        escaped(&facts(map))
     )
 }
 
 /// The style sheet of pages.
-const PAGE_STYLE: &str = "body{background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1180px;padding:16px}\
-a{color:inherit}nav ul{display:flex;flex-wrap:wrap;gap:4px 16px;padding:0;list-style:none}h1{font-size:1.6em}h2{font-size:1.2em;margin:0}\
-section{margin:32px 0;min-width:0}p{margin:4px 0 12px;color:var(--dim)}section svg{width:100%;height:auto;display:block}\
-.squares{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:0 32px}\
-summary{cursor:pointer;padding:6px 0}.scroll{overflow:auto;max-height:70vh}table{border-collapse:collapse;font-size:14px;margin:8px 0}\
-caption{text-align:left;font-weight:600;padding:4px 0}th,td{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}\
-:focus-visible{outline:3px solid #d55e00;outline-offset:2px}.skip{position:absolute;left:-999px}.skip:focus{position:static}\
-@media print{details{display:none}}";
+const PAGE_STYLE: &str = include_str!("../../assets/map-page.css");
 
 /// All pictures as one HTML page, each with its numbers in a table behind it.
 pub fn to_html(map: &Map) -> String {
@@ -122,9 +114,8 @@ pub fn to_html(map: &Map) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><meta name=\"color-scheme\" content=\"light dark\">\
-         <meta name=\"referrer\" content=\"no-referrer\"><title>{title}</title><style>{}{PAGE_STYLE}</style></head>\n<body>\
+         <meta name=\"referrer\" content=\"no-referrer\"><title>{title}</title><style>{STYLE}</style><style>{PAGE_STYLE}</style></head>\n<body>\
          <a class=\"skip\" href=\"#main\">To the pictures</a><h1>{title}</h1><p>{}</p>",
-        style(),
         escaped(&facts(map))
     );
     let notes = notes(map);

@@ -135,46 +135,8 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", part as f64 * 100.0 / whole.max(1) as f64)
 }
 
-/// The colour of an amount, from 0 to [`STEPS`] - 1: dark blue, grey, yellow.
-pub(super) fn ramp(step: usize) -> [u8; 3] {
-    const ANCHORS: [[f64; 3]; 3] = [[16.0, 38.0, 92.0], [123.0, 122.0, 120.0], [244.0, 224.0, 77.0]];
-    let at = step as f64 * 2.0 / (STEPS - 1) as f64;
-    let (from, part) = if at < 1.0 { (0, at) } else { (1, at - 1.0) };
-    let mix = |n: usize| (ANCHORS[from][n] + (ANCHORS[from + 1][n] - ANCHORS[from][n]) * part).round() as u8;
-    [mix(0), mix(1), mix(2)]
-}
-
-/// The colours of types.
-pub(super) const KINDS: [(&str, [u8; 3]); 5] = [
-    ("data", [0, 114, 178]),
-    ("metadata", [230, 159, 0]),
-    ("system", [0, 158, 115]),
-    ("mixed", [204, 121, 167]),
-    ("alone", [86, 180, 233]),
-];
-
-/// The style sheet of pictures, light and dark.
-pub(super) fn style() -> String {
-    let mut css = String::from(
-        ":root{--bg:#ffffff;--fg:#16191d;--dim:#535b66;--line:#aab2bd;--free:#e9edf2}\
-         @media(prefers-color-scheme:dark){:root{--bg:#14171c;--fg:#eceff3;--dim:#a9b2be;--line:#59626e;--free:#2a3038}}\
-         svg{background:var(--bg)}text{fill:var(--fg);font:13px system-ui,sans-serif}\
-         .s{font-size:12px}.t{font-size:18px;font-weight:600}.d{fill:var(--dim);font-size:12px}.e{text-anchor:end}\
-         .on{fill:#fff;font-size:11px}\
-         .free{fill:var(--free)}.line{fill:none;stroke:var(--line);stroke-width:1}.bar{fill:var(--dim)}\
-         .box{stroke:var(--bg);stroke-width:1}.part{opacity:.45}\
-         .mark{fill:none;stroke:#d55e00;stroke-width:2}.markback{fill:none;stroke:#fff;stroke-width:4}\
-         .link{opacity:.5}.link:hover{opacity:.85}",
-    );
-    for (name, [r, g, b]) in KINDS {
-        let _ = write!(css, ".{name}{{fill:#{r:02x}{g:02x}{b:02x}}}");
-    }
-    for n in 0..STEPS {
-        let [r, g, b] = ramp(n);
-        let _ = write!(css, ".r{n}{{fill:#{r:02x}{g:02x}{b:02x}}}");
-    }
-    css
-}
+/// The style sheet of pictures, and all colours. The page that is alone names what it hashes to in its policy.
+pub(super) const STYLE: &str = include_str!("../../assets/map.css");
 
 #[cfg(test)]
 mod tests {
@@ -188,14 +150,23 @@ mod tests {
         assert_eq!((number(1.0), number(0.5), number(12.345)), ("1".into(), "0.5".into(), "12.35".into()));
     }
 
+    /// Types that have a colour.
+    const KINDS: [&str; 5] = ["data", "metadata", "system", "mixed", "alone"];
+
+    /// The colour of a class, from 0 to 1.
+    fn colour(class: &str) -> [f64; 3] {
+        let (_, rest) = STYLE.split_once(&format!("\n.{class}{{fill:#")).unwrap();
+        [0, 2, 4].map(|at| f64::from(u8::from_str_radix(&rest[at..at + 2], 16).unwrap()) / 255.0)
+    }
+
+    fn amount(step: usize) -> [f64; 3] {
+        colour(&format!("r{step}"))
+    }
+
     /// Luminance of the relative kind that WCAG 2.2 defines.
     fn luminance(rgb: [f64; 3]) -> f64 {
         let linear = rgb.map(|c| if c <= 0.04045 { c / 12.92 } else { ((c + 0.055) / 1.055).powf(2.4) });
         0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    }
-
-    fn unit(rgb: [u8; 3]) -> [f64; 3] {
-        rgb.map(|c| f64::from(c) / 255.0)
     }
 
     /// How colours look to people without one kind of cone: the matrices for severity 1 of Machado, Oliveira and Fernandes (2009), on linear light.
@@ -216,7 +187,7 @@ mod tests {
     #[test]
     fn amounts_get_lighter_in_any_sight() {
         for n in 1..STEPS {
-            let (less, more) = (unit(ramp(n - 1)), unit(ramp(n)));
+            let (less, more) = (amount(n - 1), amount(n));
             assert!(luminance(less) * 1.15 < luminance(more), "{n}");
             for kind in 0..3 {
                 assert!(luminance(seen_by(kind, less)) < luminance(seen_by(kind, more)), "{n} {kind}");
@@ -227,10 +198,10 @@ mod tests {
     /// Goal: the colours of types differ in every kind of sight. Method: their distance in the cube of colours after the simulation is a tenth of its edge at least.
     #[test]
     fn types_differ_in_any_sight() {
-        for (n, (a, rgb_a)) in KINDS.iter().enumerate() {
-            for (b, rgb_b) in &KINDS[n + 1..] {
+        for (n, a) in KINDS.iter().enumerate() {
+            for b in &KINDS[n + 1..] {
                 for kind in 0..3 {
-                    let (x, y) = (seen_by(kind, unit(*rgb_a)), seen_by(kind, unit(*rgb_b)));
+                    let (x, y) = (seen_by(kind, colour(a)), seen_by(kind, colour(b)));
                     let distance = x.iter().zip(y).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
                     assert!(distance > 0.1, "{a} and {b} for {kind}: {distance}");
                 }

@@ -16,8 +16,9 @@ const PIECE_BYTES: usize = 64 << 10;
 /// The body of an answer.
 pub(super) enum Answer {
     Whole(Bytes),
-    /// `None` is the end. Without it the writer has not come to its end, whatever it was that ended it.
-    Pieces(mpsc::Receiver<io::Result<Option<Bytes>>>),
+    /// The piece that came first, until it is sent, and where the others come from. `None` is the end. Without it the writer has not come to its end, whatever it
+    /// was that ended it.
+    Pieces(Option<Bytes>, mpsc::Receiver<io::Result<Option<Bytes>>>),
 }
 
 impl Answer {
@@ -35,7 +36,10 @@ impl Body for Answer {
         let receiver = match answer {
             Answer::Whole(bytes) if bytes.is_empty() => return Poll::Ready(None),
             Answer::Whole(bytes) => return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Answer::Pieces(receiver) => receiver,
+            Answer::Pieces(first, receiver) => match first.take() {
+                Some(piece) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+                None => receiver,
+            },
         };
         let end = match ready!(receiver.poll_recv(cx)) {
             Some(Ok(Some(piece))) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
@@ -54,7 +58,7 @@ impl Body for Answer {
     fn size_hint(&self) -> SizeHint {
         match self {
             Answer::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Answer::Pieces(_) => SizeHint::default(),
+            Answer::Pieces(..) => SizeHint::default(),
         }
     }
 }
@@ -63,9 +67,16 @@ impl Body for Answer {
 pub(super) struct Pieces {
     sender: mpsc::Sender<io::Result<Option<Bytes>>>,
     kept: Vec<u8>,
+    /// Nobody looks at parts: pieces are as large as they can be.
+    gathers: bool,
 }
 
 impl Pieces {
+    /// From now on flushing hands nothing on.
+    pub fn gather(&mut self) {
+        self.gathers = true;
+    }
+
     /// Hands on what was written so far.
     fn pass(&mut self) -> io::Result<()> {
         if self.kept.is_empty() {
@@ -92,19 +103,28 @@ impl Write for Pieces {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.pass()
+        if self.gathers { Ok(()) } else { self.pass() }
     }
 }
 
-/// A body that `write` writes on a thread of its own kind. After an error, or a panic, the connection is cut, so that nobody takes a part for the whole.
-pub(super) fn pieces(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> Answer {
-    let (sender, receiver) = mpsc::channel(PIECES_AHEAD);
+/// A body that `write` writes on a thread of its own kind, as soon as there is something of it. After an error, or a panic, the connection is cut, so that nobody takes
+/// a part for the whole.
+///
+/// # Errors
+/// What ended the writer before anything was written: there is still time to say it.
+pub(super) async fn pieces(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> io::Result<Answer> {
+    let (sender, mut receiver) = mpsc::channel(PIECES_AHEAD);
     tokio::task::spawn_blocking(move || {
-        let mut pieces = Pieces { sender, kept: Vec::new() };
+        let mut pieces = Pieces { sender, kept: Vec::new(), gathers: false };
         let written = write(&mut pieces).and_then(|()| pieces.pass());
         let _ = pieces.sender.blocking_send(written.map(|()| None));
     });
-    Answer::Pieces(receiver)
+    match receiver.recv().await {
+        Some(Ok(Some(first))) => Ok(Answer::Pieces(Some(first), receiver)),
+        Some(Ok(None)) => Ok(Answer::empty()),
+        Some(Err(error)) => Err(error),
+        None => Err(io::Error::other("a defect of the explorer")),
+    }
 }
 
 #[cfg(test)]
@@ -115,7 +135,7 @@ mod tests {
     fn read(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> (usize, bool) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let mut answer = pieces(write);
+            let Ok(mut answer) = pieces(write).await else { return (0, false) };
             let mut len = 0;
             loop {
                 match std::future::poll_fn(|cx| Pin::new(&mut answer).poll_frame(cx)).await {
@@ -142,5 +162,6 @@ mod tests {
             panic!("a defect, for the test");
         };
         assert_eq!(read(panics), (100_000, false));
+        assert_eq!(read(|_| panic!("a defect, for the test")), (0, false));
     }
 }

@@ -3,10 +3,11 @@
 use hyper::body::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Response};
-use oleo_browse::encoded;
+use oleo_browse::{Refused, encoded};
 use serde_json::Value;
 
 use super::body::{Answer, Pieces, pieces};
+use crate::name_text;
 
 /// The policy of what comes from a volume.
 const DATA_POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
@@ -35,16 +36,15 @@ impl Reply {
         Reply::whole("application/json", value.to_string())
     }
 
-    /// Values, one a line, as they are found.
-    pub fn lines(write: impl FnOnce(&mut Pieces) -> std::io::Result<()> + Send + 'static) -> Reply {
-        Reply { kind: "application/x-ndjson", headers: Vec::new(), content: Content::Written(Box::new(write), None) }
-    }
-
     /// Contents of a volume, to be saved under a name.
     pub fn download(name: &[u8], len: Option<u64>, write: Writer) -> Reply {
         // RFC 6266, with the bytes as they are.
         let text = format!("attachment; filename*=UTF-8''{}", encoded(name));
         let disposition = HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("attachment"));
+        let write: Writer = Box::new(move |out: &mut Pieces| {
+            out.gather();
+            write(out)
+        });
         Reply {
             kind: "application/octet-stream",
             headers: vec![
@@ -79,8 +79,8 @@ impl Reply {
         self
     }
 
-    /// Begins the answer; on a thread of the runtime. Who asks for the head alone has no body begun.
-    pub fn start(self, method: &Method) -> Response<Answer> {
+    /// Begins the answer, when the first piece of its body is there; on a thread of the runtime. Who asks for the head alone has no body begun.
+    pub async fn start(self, method: &Method) -> Result<Response<Answer>, Refused> {
         let len = match &self.content {
             Content::Whole(bytes) => Some(bytes.len() as u64),
             Content::Written(_, len) => *len,
@@ -88,7 +88,11 @@ impl Reply {
         let body = match self.content {
             _ if method == Method::HEAD => Answer::empty(),
             Content::Whole(bytes) => Answer::Whole(bytes),
-            Content::Written(write, _) => pieces(write),
+            Content::Written(write, _) => {
+                let failed =
+                    |error: std::io::Error| Refused { status: 500, why: name_text(error.to_string().as_bytes()) };
+                pieces(write).await.map_err(failed)?
+            }
         };
         let mut response = Response::new(body);
         let headers = response.headers_mut();
@@ -97,7 +101,7 @@ impl Reply {
             headers.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
         }
         headers.extend(self.headers);
-        response
+        Ok(response)
     }
 }
 
@@ -119,10 +123,10 @@ mod tests {
                 writes.store(true, Ordering::SeqCst);
                 Ok(())
             });
-            let response = Reply::download(b"a", Some(7), write).start(&Method::HEAD);
+            let response = Reply::download(b"a", Some(7), write).start(&Method::HEAD).await.unwrap();
             assert_eq!(response.headers()[header::CONTENT_LENGTH], "7");
             assert!(matches!(response.body(), Answer::Whole(bytes) if bytes.is_empty()));
-            let response = Reply::whole("text/plain", "four").start(&Method::HEAD);
+            let response = Reply::whole("text/plain", "four").start(&Method::HEAD).await.unwrap();
             assert_eq!(response.headers()[header::CONTENT_LENGTH], "4");
             assert!(matches!(response.body(), Answer::Whole(bytes) if bytes.is_empty()));
         });

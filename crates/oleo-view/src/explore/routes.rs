@@ -7,10 +7,10 @@ use oleo::control::{Reply as Replied, Request};
 use oleo_browse::{Query, Refused, assets};
 use serde_json::{Value, json};
 
+use super::files;
 use super::reply::Reply;
 use super::volume::{Current, refused};
-use super::{archive, check, files};
-use crate::{name_text, to_html, to_svg};
+use crate::{answers, name_text};
 
 /// The policy of maps, which have a style sheet inside.
 const MAP_POLICY: &str =
@@ -27,18 +27,12 @@ pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<R
         "api/info" => info(volume),
         "api/live" => Ok(live(volume)),
         "file" => files::download(volume, &query),
-        "tar" => archive::tar(volume, &query),
-        "api/check" => check::check(volume, &query),
-        "map.html" => map(volume, |map| {
-            Reply::whole("text/html; charset=utf-8", to_html(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)
-        }),
-        "map.svg" => map(volume, |map| {
-            Reply::whole("image/svg+xml", to_svg(map)).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY)
-        }),
-        "map.json" => {
-            map(volume, |map| Reply::whole("application/json", serde_json::to_string(map).unwrap_or_default()))
-        }
+        "tar" => Ok(Reply::of(volume.read(|image| answers::tar(image, &query))?)),
+        "api/check" => check(volume, &query),
         _ => {
+            if let Some(map) = answers::map(path, || volume.map()) {
+                return Ok(Reply::of(map?).with(header::CONTENT_SECURITY_POLICY, MAP_POLICY));
+            }
             let missing = || Err(Refused { status: 404, why: "there is nothing at this address".into() }.into());
             let reply = volume.read(|image| oleo_browse::answer(image.fs(), path, &query).unwrap_or_else(missing))?;
             Ok(Reply::of(reply))
@@ -46,12 +40,18 @@ pub(super) fn answer(volume: &Arc<Current>, path: &str, query: &str) -> Result<R
     }
 }
 
-fn map(volume: &Current, show: impl Fn(&crate::Map) -> Reply) -> Result<Reply, Refused> {
-    match volume.map() {
-        Ok(map) => Ok(show(&map)),
-        Err(crate::MapError::Oleo(error)) => Err(refused(error)),
-        Err(error) => Err(Refused { status: 500, why: error.to_string() }),
+/// What is mounted is not checked from outside: half of what is read would have been overwritten meanwhile.
+fn check(volume: &Arc<Current>, query: &Query<'_>) -> Result<Reply, Refused> {
+    let data = query.number("data", 0)? != 0;
+    if volume.target.mount.is_some() {
+        let why = "the volume is mounted: `oleo scrub` on the mount reads and compares everything while it is in use";
+        return Err(Refused { status: 409, why: why.into() });
     }
+    // As far as that can be told now: of two that begin together one waits for the other.
+    if volume.is_checking() {
+        return Err(Refused { status: 409, why: "a check is running already".into() });
+    }
+    Ok(Reply::of(answers::check(volume.clone(), data)))
 }
 
 fn info(volume: &Current) -> Result<Reply, Refused> {
@@ -86,7 +86,7 @@ fn live(volume: &Current) -> Reply {
             .collect(),
         _ => Vec::new(),
     };
-    let errors = match ask(Request::DeviceErrors { reset: false }) {
+    let errors = match ask(Request::DeviceErrors { reset: false, only: None }) {
         Ok(Replied::DeviceErrors(errors)) => serde_json::to_value(errors).unwrap_or(Value::Null),
         _ => Value::Null,
     };

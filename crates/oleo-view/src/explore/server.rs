@@ -13,6 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use oleo_browse::Refused;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -109,13 +110,17 @@ async fn answer(
         Ok(path) => {
             let query = request.uri().query().unwrap_or("").to_owned();
             let done = tokio::task::spawn_blocking(move || routes::answer(&volume, &path, &query)).await;
-            match done {
-                Ok(Ok(reply)) => reply.start(request.method()),
-                Ok(Err(refused)) => refusal(
+            let begun = match done {
+                Ok(Ok(reply)) => reply.start(request.method()).await,
+                Ok(Err(refused)) => Err(refused),
+                Err(_) => Err(Refused { status: 500, why: "a defect of the explorer".into() }),
+            };
+            match begun {
+                Ok(response) => response,
+                Err(refused) => refusal(
                     StatusCode::from_u16(refused.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
                     &refused.why,
                 ),
-                Err(_) => refusal(StatusCode::INTERNAL_SERVER_ERROR, "a defect of the explorer"),
             }
         }
     };

@@ -1,9 +1,10 @@
 //! The volume that is explored: opened for reading, and anew when a mount has committed.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use oleo::check::{CheckOptions, Report, Start};
 use oleo::control::{Reply, Request};
 use oleo::inspect::Inspector;
 use oleo::layers::format::Classified;
@@ -11,10 +12,13 @@ use oleo::{Access, ErrorKind, Image};
 use oleo_browse::{Refused, Unread};
 
 use super::target::Target;
+use crate::answers::{Checked, Pace};
 use crate::{Findings, Map, MapOptions};
 
 /// How often a mount's superblock is looked at, at most.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often the progress of a check is told.
+const TOLD_EVERY: Duration = Duration::from_millis(200);
 /// How often something is read anew, because a mount has overwritten it meanwhile.
 const TRIES_MAX: usize = 3;
 
@@ -31,7 +35,7 @@ pub(super) struct Current {
     /// The last map, and the generation that it is of.
     map: Mutex<Option<(u64, Arc<Map>)>>,
     /// Held while a check runs.
-    pub checking: Mutex<()>,
+    checking: Mutex<()>,
     /// What the last check found, for maps.
     found: Mutex<Option<Findings>>,
 }
@@ -107,9 +111,9 @@ impl Current {
         locked(&self.opened).looked += Duration::from_secs(3600);
     }
 
-    /// Notes what a check found.
-    pub fn has_found(&self, findings: Findings) {
-        *locked(&self.found) = Some(findings);
+    /// Whether a check runs.
+    pub fn is_checking(&self) -> bool {
+        matches!(self.checking.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// The map of what is there now, with what the last check found, or, of a mount, the last scrub.
@@ -152,6 +156,32 @@ impl Current {
         };
         *kept = Some((map.generation, map.clone()));
         Ok(map)
+    }
+}
+
+impl Checked for Current {
+    fn check(&self, how: &CheckOptions<'_>) -> oleo::Result<Report> {
+        let _one = locked(&self.checking);
+        oleo::check::image(&self.target.image, &self.target.options, Start::default(), how)
+    }
+
+    fn image(&self) -> oleo::Result<Arc<Image>> {
+        Current::image(self)
+    }
+
+    fn has_found(&self, findings: Findings) {
+        *locked(&self.found) = Some(findings);
+    }
+
+    fn pace(&self) -> Pace {
+        let mut told = Instant::now();
+        Box::new(move || {
+            let is_time = told.elapsed() > TOLD_EVERY;
+            if is_time {
+                told = Instant::now();
+            }
+            is_time
+        })
     }
 }
 

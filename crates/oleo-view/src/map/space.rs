@@ -1,7 +1,7 @@
 //! One pass over the extent tree: what is where, how old, in how many pieces; and how full block groups are.
 
 use oleo::inspect::Inspector;
-use oleo::layers::format::{BlockGroupItem, ExtentItem, ItemType, SuperBlock};
+use oleo::layers::format::{BlockGroupItemV2, ExtentItem, ItemType, SuperBlock};
 use serde::Serialize;
 
 use super::cells::{Cells, Grid};
@@ -122,7 +122,7 @@ impl Builder {
                             self.extent(&ends, key.objectid, len, head.generation.get(), is_data);
                         }
                         ItemType::BLOCK_GROUP_ITEM => {
-                            let Ok(item) = BlockGroupItem::parse(item) else { continue };
+                            let Ok(item) = BlockGroupItemV2::decode(item) else { continue };
                             if let Ok(at) = groups.binary_search_by_key(&key.objectid, |group| group.start) {
                                 groups[at].used = Some(item.used.get());
                             }

@@ -91,6 +91,32 @@ impl Chromium {
         assert!(result.get("errorText").is_none(), "{result}");
     }
 
+    /// Looks at the tab whose address begins so, once it is there, and closes it.
+    pub fn in_tab<T>(&mut self, address: &str, look: impl FnOnce(&mut Chromium) -> T) -> T {
+        let began = Instant::now();
+        let target = loop {
+            let targets = self.call("Target.getTargets", json!({}))["targetInfos"].clone();
+            let is_wanted = |target: &&Value| {
+                target["type"] == "page" && target["url"].as_str().is_some_and(|url| url.starts_with(address))
+            };
+            if let Some(target) = targets.as_array().unwrap().iter().find(is_wanted) {
+                break target["targetId"].clone();
+            }
+            assert!(began.elapsed() < PATIENCE, "no tab at {address}: {targets}");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let session = self.call("Target.attachToTarget", json!({ "targetId": target, "flatten": true }));
+        let before = std::mem::replace(&mut self.session, session["sessionId"].as_str().unwrap().to_owned());
+        for domain in ["Runtime", "Log"] {
+            self.call(&format!("{domain}.enable"), json!({}));
+        }
+        self.wait("document.readyState === 'complete'");
+        let seen = look(self);
+        self.session = before;
+        self.call("Target.closeTarget", json!({ "targetId": target }));
+        seen
+    }
+
     /// Waits until an expression is true.
     pub fn wait(&mut self, expression: &str) {
         let began = Instant::now();

@@ -1,6 +1,8 @@
 //! Maps and the explorer in a real browser: what is seen, read out, reached by keyboard, and never run.
 
 mod chromium;
+#[path = "../served/mod.rs"]
+mod served;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use oleo::{Image, OpenOptions, SnapshotOptions};
 use oleo_sim::oracle;
 use oleo_view::explore::{Explorer, Target};
 use oleo_view::{Map, MapOptions, to_html, to_svg};
+use served::Served;
 
 /// Names that would run if they were markup.
 const NAMES: [&[u8]; 4] =
@@ -120,6 +123,13 @@ fn maps() {
     browser.wait("document.documentElement.nodeName === 'svg' && document.querySelectorAll('svg svg').length >= 10");
     assert_eq!(browser.eval("document.querySelectorAll('script,a,image,use,foreignObject').length"), 0);
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+}
+
+/// What an expression is in the tab that a link to a map opens, by keyboard.
+fn map_tab(browser: &mut Chromium, index: usize, expression: &str) -> serde_json::Value {
+    browser.eval(&format!("document.querySelectorAll('#maps a')[{index}].focus()"));
+    browser.press("Enter");
+    browser.in_tab("blob:", |tab| tab.eval(expression))
 }
 
 /// A file that was saved, when it is there: browsers write under another name first.
@@ -263,8 +273,8 @@ fn alone() {
     browser.drop_files(&[&path]);
     browser.wait("document.querySelectorAll('#rows tr').length === 4 && document.querySelectorAll('#subvolumes li').length === 3");
     assert_eq!(
-        browser.eval("document.querySelector('#maps').hidden && document.querySelector('#damage').hidden"),
-        true
+        browser.eval("document.querySelector('#maps').hidden || document.querySelector('#damage').hidden"),
+        false
     );
     let go =
         |text: &str| format!("[...document.querySelectorAll('#rows a')].find(a => a.textContent === {text:?}).click()");
@@ -313,10 +323,43 @@ fn alone() {
     }
     browser.eval("location.hash = '#v/dir'");
     browser.wait("!document.querySelector('#entries').hidden && [...document.querySelectorAll('#rows a')].some(a => a.textContent === 'javascript:alert(1)')");
-    assert_eq!(browser.eval("document.querySelector('#actions').textContent"), "Download as zip");
-    browser.eval("document.querySelector('#actions a').focus()");
-    browser.press("Enter");
-    assert!(downloaded(&mut browser, &scratch.path().join("dir.zip")).starts_with(b"PK"));
+    assert_eq!(browser.eval("document.querySelector('#actions').textContent"), "Download as tar · as zip");
+    for (index, name) in ["dir.tar", "dir.zip"].iter().enumerate() {
+        browser.eval(&format!("document.querySelectorAll('#actions a')[{index}].focus()"));
+        browser.press("Enter");
+        downloaded(&mut browser, &scratch.path().join(name));
+    }
+    assert!(std::fs::read(scratch.path().join("dir.zip")).unwrap().starts_with(b"PK"));
+    // An archive is what a server gives.
+    let served = Served::new(&path);
+    assert!(std::fs::read(scratch.path().join("dir.tar")).unwrap() == served.get("tar?path=v/dir").body);
+    // A check, and the maps with what it found, in tabs of their own that look as they should and run nothing.
+    browser.eval("document.querySelector('#check-data').click()");
+    browser.wait("document.querySelector('#status').textContent === 'sound, 0 findings'");
+    // Files are looked at while many checks wait for each other; what is not wanted any more ends, and the next is answered.
+    let beside = "(async () => { let ended = 0; const check = async () => { await (await oleo.fetch('api/check?data=1')).text(); ended += 1; }; \
+        const checks = Promise.all(Array.from({ length: 30 }, check)); const list = await (await oleo.fetch('api/list?path=v')).json(); const was_ended = ended === 30; await checks; \
+        const left = new AbortController(); const gone = oleo.fetch('api/check?data=1', { signal: left.signal }).catch((error) => error.name); left.abort(); \
+        const map = await (await oleo.fetch('map.json')).json(); return [list.entries.length, was_ended, await gone, map.format]; })()";
+    assert_eq!(browser.eval(beside), serde_json::json!([5, false, "AbortError", 1]));
+    browser.eval("document.querySelector('#check-data').click()");
+    browser.wait("document.querySelector('#status').textContent === 'sound, 0 findings'");
+    assert_eq!(served.get("api/check?data=1").status, 200);
+    let fill = "getComputedStyle(document.querySelector('.data')).fill";
+    let page = format!(
+        "[document.querySelectorAll('section > svg').length >= 10, getComputedStyle(document.body).maxWidth, {fill}, document.querySelectorAll('script').length]"
+    );
+    assert_eq!(map_tab(&mut browser, 0, &page), serde_json::json!([true, "1180px", "rgb(0, 114, 178)", 0]));
+    let picture = format!("[document.documentElement.nodeName, {fill}]");
+    assert_eq!(map_tab(&mut browser, 1, &picture), serde_json::json!(["svg", "rgb(0, 114, 178)"]));
+    let numbers = |text: &str| -> serde_json::Value {
+        let mut map: serde_json::Value = serde_json::from_str(text).unwrap();
+        map["devices"][0]["name"] = "disk.img".into();
+        map
+    };
+    let shown = map_tab(&mut browser, 2, "document.body.innerText");
+    assert_eq!(numbers(shown.as_str().unwrap()), numbers(std::str::from_utf8(&served.get("map.json").body).unwrap()));
+    drop(served);
     for width in [1200, 400] {
         let (wide, _) = browser.size_at(width, false);
         assert!(wide <= f64::from(width), "{wide} at {width}");
@@ -330,4 +373,7 @@ fn alone() {
     let refused = "fetch('https://127.0.0.1:1/').then(() => false, () => true)";
     assert_eq!(browser.eval(refused), true);
     assert!(browser.complaints.iter().any(|said| said.contains("Content Security Policy")), "{:?}", browser.complaints);
+    let runs = "(() => { const script = document.createElement('script'); script.textContent = 'window.ran = true'; document.body.append(script); return window.ran === true; })()";
+    assert_eq!(map_tab(&mut browser, 0, runs), false);
+    assert_eq!(map_tab(&mut browser, 0, refused), true);
 }

@@ -61,9 +61,15 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<(Repl
             changed(send::send(image, caller, parts, &feed, &how)?, vec![])
         }
         Request::PropertySet { at, property, force } => ask.set_property(&at, &property, force),
-        Request::DeviceErrors { reset } => {
+        Request::DeviceErrors { reset, only } => {
             caller.must_be_privileged("see the errors of devices")?;
-            changed(Reply::DeviceErrors(if reset { space::reset_errors(image)? } else { space::errors(image) }), vec![])
+            let is_asked_for = |devid| only.is_none_or(|only| only == devid);
+            if !image.volume().devices().iter().any(|device| is_asked_for(device.devid)) {
+                return Err(Error::refused(errno::ENODEV, "there is no such device"));
+            }
+            let mut errors = if reset { space::reset_errors(image, &is_asked_for)? } else { space::errors(image) };
+            errors.retain(|of| is_asked_for(of.devid));
+            changed(Reply::DeviceErrors(errors), vec![])
         }
         Request::SetLabel { label } => {
             caller.must_be_privileged("change the label")?;

@@ -214,6 +214,12 @@ pub struct Place {
     pub paths: Vec<Bytes>,
 }
 
+impl From<oleo_jobs::Referrer> for Place {
+    fn from(found: oleo_jobs::Referrer) -> Place {
+        Place { tree: found.tree, ino: found.ino, at: found.at, paths: Vec::new() }
+    }
+}
+
 /// What is known of a subvolume; see [`SubvolInfo`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "documented there")]
@@ -432,6 +438,7 @@ pub struct DeviceCounts {
 
 impl DeviceCounts {
     /// Those of a device, if it has any.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "requests are carried out on Linux only"))]
     pub(crate) fn of(info: DeviceInfo) -> Option<DeviceCounts> {
         let stats = info.stats?;
         let own = [

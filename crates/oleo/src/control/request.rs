@@ -208,6 +208,9 @@ pub enum Request {
     DeviceErrors {
         /// Sets them to zero; the answer is what they were.
         reset: bool,
+        /// Those of this device alone.
+        #[serde(default)]
+        only: Option<DevId>,
     },
     /// What a file, or everything below a directory, takes. Answer: [`Reply::Du`](super::Reply::Du).
     Du {
@@ -289,7 +292,7 @@ impl Request {
             | Request::Balance { .. }
             | Request::Reclaim { .. }
             | Request::SetLabel { .. }
-            | Request::DeviceErrors { reset: true }
+            | Request::DeviceErrors { reset: true, .. }
             | Request::PropertySet { .. } => true,
             Request::Scrub { change } => change.heals(),
             // What is made of a seed is another volume.
@@ -310,7 +313,7 @@ impl Request {
             | Request::Df
             | Request::Usage
             | Request::Stats
-            | Request::DeviceErrors { reset: false }
+            | Request::DeviceErrors { reset: false, .. }
             | Request::Du { .. }
             | Request::Label
             | Request::PropertyGet { .. }

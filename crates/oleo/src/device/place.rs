@@ -5,7 +5,6 @@
 //!
 //! A new kind of place is a variant of [`Place`], a scheme in [`SCHEMES`], and a branch in [`super::open_named`].
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 #[cfg(feature = "nbd")]
@@ -134,10 +133,7 @@ impl Place {
         match self {
             Place::File(path) => {
                 let meta = std::fs::metadata(path).map_err(Error::host("open", path))?;
-                Ok(match meta.rdev() {
-                    0 => Identity::File(meta.dev(), meta.ino()),
-                    number => Identity::Block(number),
-                })
+                identity_of(path, &meta)
             }
             // With or without TLS, it is the same.
             #[cfg(feature = "nbd")]
@@ -146,6 +142,23 @@ impl Place {
             Place::Remote(url) => Ok(Identity::Named(url.to_string())),
         }
     }
+}
+
+#[cfg(unix)]
+fn identity_of(_: &Path, meta: &std::fs::Metadata) -> Result<Identity> {
+    use std::os::unix::fs::MetadataExt;
+
+    Ok(match meta.rdev() {
+        0 => Identity::File(meta.dev(), meta.ino()),
+        number => Identity::Block(number),
+    })
+}
+
+/// Numbers of files are not to be had in Rust there. Hard links are taken for different files; opening one keeps the others from being opened.
+#[cfg(not(unix))]
+fn identity_of(path: &Path, _: &std::fs::Metadata) -> Result<Identity> {
+    let whole = std::fs::canonicalize(path).map_err(Error::host("open", path))?;
+    Ok(Identity::Named(whole.display().to_string()))
 }
 
 /// The word in front of `://`, if it may be a scheme, and what follows.

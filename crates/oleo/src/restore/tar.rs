@@ -5,13 +5,13 @@
 //! sparse format 1.0, which GNU tar and bsdtar read).
 //! Sockets, which tar does not know, are written as fifos with `SCHILY.filetype=socket`; Oleo takes them back as sockets.
 //!
-//! The order is that of creation, depth first. One thread reads, another writes the archive.
+//! The order is that of creation, depth first. One thread reads, another writes the archive; or, on request, the caller's does both.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::thread;
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::bounded;
 use oleo_format::{Ino, TreeId};
 use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, InodeRef, Target, Time};
 use tar::{EntryType, Header};
@@ -48,6 +48,12 @@ pub fn restore_to_tar(
     mut output: impl Write + Send,
     options: &RestoreOptions,
 ) -> Result<RestoreReport> {
+    if options.threads == 1 {
+        let report =
+            archived(image, from, name, &mut |bytes| output.write_all(&bytes).map_err(Error::Output), options)?;
+        output.flush().map_err(Error::Output)?;
+        return Ok(report);
+    }
     let (sender, receiver) = bounded::<Vec<u8>>(STEPS_AHEAD);
     thread::scope(|scope| {
         let writer = scope.spawn(move || -> io::Result<()> {
@@ -56,24 +62,36 @@ pub fn restore_to_tar(
             }
             output.flush()
         });
-        let mut archive = Archive { image, options, sender, links: HashMap::new(), report: RestoreReport::default() };
-        let read = archive.all(from, name);
-        let Archive { report, sender, .. } = archive;
+        // If the writer has ended, it was with an error of its own, which counts.
+        let ended = |_| Error::refused(oleo_fs::errno::EPIPE, "the output was closed");
+        let read = archived(image, from, name, &mut |bytes| sender.send(bytes).map_err(ended), options);
         drop(sender);
         let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("the writing thread has ended")));
         written.map_err(Error::Output)?;
-        read?;
-        if let Some(on_progress) = &options.on_progress {
-            on_progress(&report.done);
-        }
-        Ok(report)
+        read
     })
+}
+
+/// Hands on the archive, piece by piece.
+fn archived(
+    image: &Image,
+    from: &InodeRef,
+    name: &[u8],
+    output: &mut dyn FnMut(Vec<u8>) -> Result<()>,
+    options: &RestoreOptions,
+) -> Result<RestoreReport> {
+    let mut archive = Archive { image, options, output, links: HashMap::new(), report: RestoreReport::default() };
+    archive.all(from, name)?;
+    if let Some(on_progress) = &options.on_progress {
+        on_progress(&archive.report.done);
+    }
+    Ok(archive.report)
 }
 
 struct Archive<'a> {
     image: &'a Image,
     options: &'a RestoreOptions,
-    sender: Sender<Vec<u8>>,
+    output: &'a mut dyn FnMut(Vec<u8>) -> Result<()>,
     links: HashMap<(TreeId, Ino), Vec<u8>>,
     report: RestoreReport,
 }
@@ -88,9 +106,8 @@ struct Open {
 }
 
 impl Archive<'_> {
-    fn send(&self, bytes: Vec<u8>) -> Result<()> {
-        // The writer has ended with an error of its own, which counts.
-        self.sender.send(bytes).map_err(|_| Error::refused(oleo_fs::errno::EPIPE, "the output was closed"))
+    fn send(&mut self, bytes: Vec<u8>) -> Result<()> {
+        (self.output)(bytes)
     }
 
     fn all(&mut self, from: &InodeRef, name: &[u8]) -> Result<()> {

@@ -4,11 +4,7 @@
 //! its bytes, compressed again in every way that we have, since the same bytes are compressed the same way only with the same level. Streams may have them
 //! compressed already (`streams`). Whether what comes out belongs there, its checksum decides (`oleo-jobs`). What cannot be read is passed over.
 
-use std::ffi::OsStr;
-use std::fs::File as HostFile;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use oleo_format::{Compression, FileExtent, Key, TreeId, compress};
 use oleo_fs::Fs;
@@ -30,6 +26,7 @@ const LEVELS: [(Compression, &[i32]); 3] = [
 ];
 
 enum Source {
+    #[cfg(unix)]
     Dir(PathBuf),
     Image(Box<Image>),
     /// All streams: one may be built on another.
@@ -48,7 +45,7 @@ impl Sources {
         let (mut sources, mut streams) = (Vec::new(), Vec::new());
         for path in paths {
             if path.is_dir() {
-                sources.push(Source::Dir(path.clone()));
+                sources.push(dir(path)?);
             } else if is_stream(path) {
                 streams.push(path);
             } else {
@@ -60,6 +57,18 @@ impl Sources {
         }
         Ok(Sources(sources))
     }
+}
+
+#[cfg(unix)]
+fn dir(path: &std::path::Path) -> Result<Source> {
+    Ok(Source::Dir(path.to_owned()))
+}
+
+/// Names in an image may be anything, and elsewhere some lead out of a directory.
+#[cfg(not(unix))]
+fn dir(path: &std::path::Path) -> Result<Source> {
+    let text = "directories are sources on systems of the Unix kind only; images and streams are everywhere";
+    Err(crate::Error::refused(oleo_fs::errno::EOPNOTSUPP, text).at(path.display()))
 }
 
 impl Source {
@@ -75,10 +84,13 @@ impl Source {
     fn read(&self, path: &[u8], at: u64, len: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; len];
         match self {
+            #[cfg(unix)]
             Source::Dir(dir) => {
-                let path = dir.join(Path::new(OsStr::from_bytes(path)));
+                use std::os::unix::{ffi::OsStrExt, fs::FileExt};
+
+                let path = dir.join(std::ffi::OsStr::from_bytes(path));
                 // Whoever opens a pipe waits for its other end.
-                let file = path.is_file().then(|| HostFile::open(path).ok()).flatten()?;
+                let file = path.is_file().then(|| std::fs::File::open(path).ok()).flatten()?;
                 let mut done = 0;
                 while done < len {
                     match file.read_at(&mut bytes[done..], at + done as u64).ok()? {

@@ -8,9 +8,9 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use oleo_device::positioned::read_exact_at;
 use oleo_format::Compression;
 use oleo_format::stream::MAGIC;
 use oleo_stream::lookup::{Chain, LookupError, Places, Steps, scan};
@@ -111,7 +111,7 @@ impl Places for &StreamFiles {
     fn get(&mut self, link: usize, at: u64, len: u32) -> std::result::Result<Vec<u8>, LookupError> {
         let mut bytes = vec![0; len as usize];
         let read = |error: io::Error| LookupError::Read(Box::new(error));
-        self.files[self.links[link]].read_exact_at(&mut bytes, at).map_err(read)?;
+        read_exact_at(&self.files[self.links[link]], &mut bytes, at).map_err(read)?;
         Ok(bytes)
     }
 }

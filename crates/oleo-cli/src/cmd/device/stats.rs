@@ -35,7 +35,7 @@ fn named(errors: &DeviceErrors) -> [(&'static str, u64); 5] {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let target = self.on.open(if self.reset { Access::Write } else { Access::Read })?;
-        let request = Request::DeviceErrors { reset: self.reset };
+        let request = Request::DeviceErrors { reset: self.reset, only: None };
         let devices = answer!(self.on.ask(&target, request)?, Reply::DeviceErrors(devices) => devices)?;
         target.close()?;
         if self.json {

@@ -13,7 +13,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
     /// Only this tree: its ID, or one of root, chunk, extent, dev, fs, csum, uuid, free-space, quota,
-    /// block-group, log, data-reloc.
+    /// block-group, raid-stripe, remap, log, data-reloc.
     #[arg(long, short, value_name = "TREE")]
     tree: Option<String>,
     /// Only the block at this address.
@@ -149,6 +149,8 @@ fn tree_of(word: &str) -> anyhow::Result<TreeId> {
         "free-space" => TreeId::FREE_SPACE,
         "quota" => TreeId::QUOTA,
         "block-group" => TreeId::BLOCK_GROUP,
+        "raid-stripe" => TreeId::RAID_STRIPE,
+        "remap" => TreeId::REMAP,
         "log" => TreeId::TREE_LOG,
         "data-reloc" => TreeId::DATA_RELOC,
         _ => match word.parse::<i64>() {

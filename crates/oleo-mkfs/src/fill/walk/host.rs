@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, SeekFrom, Statx, Statx
 use rustix::io::Errno;
 
 use crate::MkfsError;
-use crate::fill::entry::{HostFile, Meta, Stamp, Stamps, Xattrs};
+use crate::fill::entry::{Child, ChildKind, HostFile, Meta, Stamp, Stamps, Xattrs};
 use crate::fill::entry::{UnpreparedPiece, Whole};
 
 /// Bytes of one getdents call.
@@ -30,22 +30,6 @@ const DATA_RUNS_MAX: usize = 1 << 20;
 pub(crate) struct DirHandle {
     fd: OwnedFd,
     path: PathBuf,
-}
-
-/// One name of a directory, with everything known without reading the file.
-pub(crate) struct Child {
-    pub name: Vec<u8>,
-    pub meta: Meta,
-    pub kind: ChildKind,
-    pub host: HostFile,
-    pub links: u32,
-}
-
-pub(crate) enum ChildKind {
-    Dir,
-    File { size: u64, sparse: bool },
-    Symlink(Vec<u8>),
-    Node { major: u32, minor: u32 },
 }
 
 /// The names of a directory, sorted.

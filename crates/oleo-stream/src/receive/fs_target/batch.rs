@@ -412,8 +412,16 @@ impl FsTarget {
     }
 }
 
+/// The bytes of an encoded write.
+pub(crate) fn unpack(command: &Command<'_>) -> Result<Vec<u8>, ApplyError> {
+    packed(command)?.unpack(SECTOR)
+}
+
+/// For data of no compression that depends on sectors.
+const SECTOR: u32 = 4096;
+
 /// Takes an encoded write apart and checks its numbers.
-pub(in crate::receive) fn packed<'s>(command: &Command<'s>) -> Result<Packed<'s>, ApplyError> {
+fn packed<'s>(command: &Command<'s>) -> Result<Packed<'s>, ApplyError> {
     let Command::EncodedWrite {
         unencoded_file_len: len,
         unencoded_len: ram_len,

@@ -4,10 +4,10 @@ use oleo_format::{Ino, Logical};
 use oleo_fs::{FsError, InodeRef};
 
 use super::Executor;
+use crate::SubvolRef;
 use crate::control::bytes::Bytes;
 use crate::control::error::Error;
 use crate::control::reply::{NewPart, Place, Reply};
-use crate::{Image, SubvolRef};
 
 impl Executor<'_> {
     pub(super) fn find_new(&self, which: &SubvolRef, since: u64) -> Result<Reply, Error> {
@@ -38,30 +38,10 @@ impl Executor<'_> {
     }
 
     pub(super) fn places(&self, at: Logical, paths: bool) -> Result<Reply, Error> {
-        let fs = self.image.fs();
-        let mut places = Vec::new();
-        for found in oleo_jobs::referrers(fs, at)? {
-            let mut place = Place { tree: found.tree, ino: found.ino, at: found.at, paths: Vec::new() };
-            if paths {
-                // Deleted subvolumes that are not gone yet have no names.
-                match fs.subvol(found.tree).and_then(|subvol| fs.inode(&subvol, found.ino)) {
-                    Ok(inode) => place.paths = self.image.paths(&inode)?.into_iter().map(Into::into).collect(),
-                    Err(FsError::NotFound | FsError::Stale) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            places.push(place);
+        if paths {
+            return Ok(Reply::Places(self.image.files_at(at)?));
         }
-        Ok(Reply::Places(places))
-    }
-}
-
-impl Image {
-    /// All paths of an inode from the top level, without a leading slash.
-    ///
-    /// # Errors
-    /// The inode is gone, or the image is damaged.
-    pub fn paths(&self, inode: &InodeRef) -> crate::Result<Vec<Vec<u8>>> {
-        Ok(self.fs().paths(inode)?)
+        let found = oleo_jobs::referrers(self.image.fs(), at)?.into_iter();
+        Ok(Reply::Places(found.map(Place::from).collect()))
     }
 }

@@ -13,7 +13,8 @@ pub(super) fn groups(image: &Image) -> Vec<GroupUsed> {
     let mut on_devices: BTreeMap<u64, BTreeMap<DevId, ByteLen>> = BTreeMap::new();
     for chunk in image.volume().chunks() {
         for stripe in &chunk.stripes {
-            *on_devices.entry(chunk.flags.bits()).or_default().entry(stripe.devid).or_default() += chunk.stripe_bytes();
+            let flags = chunk.flags - BlockGroupFlags::REMAPPED;
+            *on_devices.entry(flags.bits()).or_default().entry(stripe.devid).or_default() += chunk.stripe_bytes();
         }
     }
     let line = |g: crate::usage::GroupUsage| GroupUsed {
@@ -55,11 +56,12 @@ pub(super) fn errors(image: &Image) -> Vec<DeviceErrors> {
     image.volume().devices().into_iter().map(|device| line(&device, device.errors)).collect()
 }
 
-/// The same; they are zero afterwards, on disk as well.
-pub(super) fn reset_errors(image: &Image) -> Result<Vec<DeviceErrors>> {
+/// The same of some devices; they are zero afterwards, on disk as well.
+pub(super) fn reset_errors(image: &Image, of: &dyn Fn(DevId) -> bool) -> Result<Vec<DeviceErrors>> {
     let volume = image.volume();
     // Before the commit is asked for: one that was under way may have written the old counters.
-    let taken = volume.take_error_counters();
+    let (taken, others): (Vec<_>, Vec<_>) = volume.take_error_counters().into_iter().partition(|(devid, _)| of(*devid));
+    others.iter().for_each(|(devid, counters)| volume.add_error_counters(*devid, *counters));
     // Nothing is changed but what the commit writes of its own accord.
     let asked = image.fs().engine().edit_super(|_| ()).map_err(oleo_fs::FsError::from);
     if let Err(error) = asked.and_then(|()| image.fs().commit()) {
