@@ -306,3 +306,32 @@ impl Rows {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use oleo_format::new_super_block;
+
+    use super::*;
+
+    /// Goal: a turn begins before a superblock is named: who found the name, and the turn of before, would take what was stamped for not live, though that superblock may name it. Method: the name
+    /// is held up; the turn begins all the same.
+    #[test]
+    fn a_turn_begins_before_a_name() {
+        let rows = Rows::default();
+        let before = rows.now();
+        let bases = rows.bases.lock();
+        std::thread::scope(|threads| {
+            let named = threads.spawn(|| rows.is_to_be_newest(&new_super_block()));
+            let began = Instant::now();
+            while rows.now() == before && began.elapsed() < Duration::from_secs(20) {
+                std::thread::yield_now();
+            }
+            let has_begun = rows.now() > before;
+            drop(bases);
+            assert!(named.join().expect("no panic"), "there is room for a name");
+            assert!(has_begun, "the name came first");
+        });
+    }
+}

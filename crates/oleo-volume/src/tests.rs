@@ -18,6 +18,7 @@ use super::*;
 mod crash;
 mod hostile;
 mod lost;
+mod records;
 mod rot;
 mod targets;
 
@@ -66,14 +67,19 @@ fn dev_item(devid: u64, total: u64) -> DevItem {
 impl Sample {
     /// A volume on `count` devices with a data chunk of this profile; system and metadata are raid1 or dup.
     fn new(profile: Profile, count: usize) -> Sample {
+        let copies = if count > 1 { BlockGroupFlags::RAID1 } else { BlockGroupFlags::DUP };
+        Sample::with_system(profile, count, copies)
+    }
+
+    /// The same with a system chunk of another profile.
+    fn with_system(profile: Profile, count: usize, system: BlockGroupFlags) -> Sample {
         let devices: Vec<_> = (1..=count).map(|i| Arc::new(MemDevice::named(&format!("disk{i}"), 300 * MIB))).collect();
         let with_items = devices.iter().enumerate();
         let with_items = with_items.map(|(i, d)| (d.clone() as Arc<dyn Device>, dev_item(i as u64 + 1, 300 * MIB)));
         let mut sb = sample_super();
         let volume = Volume::create(with_items.collect(), &sb, Uuid::from_u128(99)).expect("create");
-        let copies = if count > 1 { BlockGroupFlags::RAID1 } else { BlockGroupFlags::DUP };
         let want = |flags, mib: u64| ChunkWant { len_max: Some(ByteLen(mib * MIB)), ..ChunkWant::new(flags) };
-        let system = volume.propose_chunk(&want(BlockGroupFlags::SYSTEM | copies, 8)).expect("system");
+        let system = volume.propose_chunk(&want(BlockGroupFlags::SYSTEM | system, 8)).expect("system");
         volume.add_chunk(&system);
         let flags = BlockGroupFlags::DATA | profile.bits();
         let data = volume.propose_chunk(&want(flags, 16)).expect("data");
