@@ -60,6 +60,9 @@ pub enum FsError {
     /// Not allowed on this kind of object.
     #[error("not permitted: {0}")]
     NotPermitted(&'static str),
+    /// The object's mark as read-only denies it, to everybody.
+    #[error("permission denied: {0}")]
+    Denied(&'static str),
     /// An item of the tree would outgrow a leaf (for example too many names with one hash).
     #[error("an item would outgrow a leaf: {0}")]
     Overflow(&'static str),
@@ -157,6 +160,7 @@ impl Classified for FsError {
             FsError::Range(_) => errno::ERANGE,
             FsError::NotSupported(_) => errno::EOPNOTSUPP,
             FsError::NotPermitted(_) => errno::EPERM,
+            FsError::Denied(_) => errno::EACCES,
             FsError::Overflow(_) => errno::EOVERFLOW,
             FsError::FileTooBig => errno::EFBIG,
             FsError::Stale => errno::ESTALE,
@@ -195,6 +199,7 @@ mod tests {
             Range: FsError::Range("so") => refusal(errno::ERANGE),
             NotSupported: FsError::NotSupported("so") => refusal(errno::EOPNOTSUPP),
             NotPermitted: FsError::NotPermitted("so") => refusal(errno::EPERM),
+            Denied: FsError::Denied("so") => refusal(errno::EACCES),
             Overflow: FsError::Overflow("so") => refusal(errno::EOVERFLOW),
             FileTooBig: FsError::FileTooBig => refusal(errno::EFBIG),
             Stale: FsError::Stale => refusal(errno::ESTALE),

@@ -337,6 +337,88 @@ fn flags_forbid() -> Result<()> {
     Ok(())
 }
 
+/// Goal: what an inode holds that the format marks as read-only stays, as with the kernel: data, entries, attributes of users, and where
+/// the data lies, which going back from a conversion needs. Its names, owner, mode and times are not meant.
+/// Method: each change, first here, then by the kernel on the same image; after both the bytes are where they were.
+#[test]
+fn the_mark_of_the_format() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("marked", IMAGE_LEN)?;
+    make(&[in_file(&image)?], &MkfsOptions::default())?;
+    let fs = open_on(in_file(&image)?, Arc::new(HandClock::default()))?;
+    let root = fs.root(TreeId::FS)?;
+    let (dir, f) = (mkdir(&fs, &root, "dir")?, file(&fs, &root, "f")?);
+    file(&fs, &dir, "inside")?;
+    let source = file(&fs, &root, "source")?;
+    fs.write(&source, 0, &[1; 8192])?;
+    fs.write(&f, 0, &[2; 8192])?;
+    fs.xattr_set(&f, b"user.old", b"x", XattrMode::Any)?;
+    fs.sync()?;
+    let places =
+        || anyhow::Ok(fs.extents(&f, 0, 8192)?.iter().map(|part| (part.at, part.len, part.disk)).collect::<Vec<_>>());
+    let before = places()?;
+    set_flags(&fs, &f, InodeFlags::READONLY)?;
+    set_flags(&fs, &dir, InodeFlags::READONLY)?;
+
+    let clone = CloneRange { from: 0, len: 4096, to: 0 };
+    let new = NewInode::new(NewKind::File, 0o600);
+    let denied = [
+        refused(fs.write(&f, 0, b"x")),
+        refused(fs.write(&f, 8192, b"x")),
+        refused(fs.truncate(&f, 1)),
+        refused(fs.set_attr(&f, &SetAttr::default().size(Some(1 << 20)))),
+        refused(fs.preallocate(&f, 1 << 20, 4096, KeepSize::Yes)),
+        refused(fs.punch_hole(&f, 0, 4096)),
+        refused(fs.zero_range(&f, 0, 4096, KeepSize::Yes)),
+        refused(fs.clone_range(&source, &f, &clone)),
+        refused(fs.rewrite(&f, 0, 8192, None)),
+        refused(fs.xattr_set(&f, b"user.x", b"", XattrMode::Any)),
+        refused(fs.xattr_remove(&f, b"user.old")),
+        refused(fs.xattr_set(&dir, b"user.x", b"", XattrMode::Any)),
+        refused(fs.create(&dir, b"new", &new)),
+        refused(fs.tmpfile(&dir, &new)),
+        refused(fs.link(&source, &dir, b"linked")),
+        refused(fs.unlink(&dir, b"inside")),
+        refused(fs.rename(&dir, b"inside", &root, b"out", RenameMode::Replace)),
+        refused(fs.rename(&root, b"source", &dir, b"source", RenameMode::NoReplace)),
+        refused(fs.subvol_create(&dir, b"sub", &NewSubvol::default())),
+    ];
+    ensure!(denied == [errno::EACCES; 19], "{denied:?}");
+    fs.clone_range(&f, &source, &clone)?;
+    fs.xattr_set(&f, b"trusted.x", b"", XattrMode::Any)?;
+    for marked in [&f, &dir] {
+        fs.set_attr(marked, &SetAttr::default().mode(Some(0o700)).uid(Some(1)).mtime(Some(at(1))))?;
+    }
+    fs.link(&f, &root, b"other")?;
+    fs.rename(&root, b"dir", &root, b"renamed", RenameMode::Replace)?;
+    fs.unlink(&root, b"f")?;
+    ensure!(places()? == before);
+    fs.sync()?;
+    drop((f, dir, source, root, fs));
+    oracle.must_be_sound(&[&image], "marked")?;
+
+    let mounted = oracle.mount(&[&image], "")?;
+    let at = |name: &str| mounted.path().join(name);
+    let open = |name: &str| std::fs::OpenOptions::new().write(true).open(at(name)).map(drop);
+    let denied = [
+        open("other"),
+        std::fs::write(at("renamed/new"), b""),
+        std::fs::hard_link(at("source"), at("renamed/linked")),
+        std::fs::remove_file(at("renamed/inside")),
+        std::fs::rename(at("renamed/inside"), at("out")),
+        std::fs::rename(at("source"), at("renamed/source")),
+        std::fs::create_dir(at("renamed/sub")),
+    ]
+    .map(|done| done.err().and_then(|e| e.raw_os_error()).unwrap_or(0));
+    ensure!(denied == [errno::EACCES; 7], "the kernel: {denied:?}");
+    std::fs::hard_link(at("other"), at("third"))?;
+    std::fs::rename(at("renamed"), at("again"))?;
+    std::fs::remove_file(at("other"))?;
+    ensure!(std::fs::read(at("third"))? == vec![2; 8192]);
+    mounted.unmount()
+}
+
 /// Goal: names of attributes and the inodes they fit follow Linux.
 /// Method: each name space on each kind of file.
 #[test]

@@ -84,7 +84,9 @@ pub fn defragment(
     while let Some(inode) = left.pop() {
         match fs.attr(&inode).kind {
             FileKind::File => match one(fs, &inode, options, &mut done) {
-                Err(error @ (FsError::Data { .. } | FsError::ReadOnly(_) | FsError::Stale)) => skipped(&inode, &error),
+                Err(error @ (FsError::Data { .. } | FsError::ReadOnly(_) | FsError::Denied(_) | FsError::Stale)) => {
+                    skipped(&inode, &error)
+                }
                 other => other?,
             },
             FileKind::Dir => below(fs, &inode, &mut descent, &mut left)?,

@@ -73,6 +73,9 @@ fn check_change(fields: &InodeFields, name: &[u8]) -> Result<(), FsError> {
     if !fits(fields, name) {
         return Err(FsError::NotPermitted("user attributes are for files and directories"));
     }
+    if name.starts_with(b"user.") {
+        rules::held(fields)?;
+    }
     rules::change(fields)
 }
 

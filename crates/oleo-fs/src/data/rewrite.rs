@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use oleo_format::InodeFlags;
 
+use crate::attributes::rules;
 use crate::data::install::{self, Install};
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
@@ -35,6 +36,7 @@ fn rewrite(inode: &Arc<Inode>, at: u64, len: u64, compress: Option<Compress>) ->
         if guard.fields().kind() != FileKind::File {
             return Err(FsError::Invalid("not a regular file"));
         }
+        rules::held(guard.fields())?;
         let size = guard.fields().size;
         let start = at / sector * sector;
         let end = at.saturating_add(len).checked_next_multiple_of(sector).unwrap_or(u64::MAX).min(size);

@@ -68,7 +68,7 @@ impl Fs {
         if place.entry.is_some() {
             return Err(FsError::Exists);
         }
-        rules::grow(parent.fields())?;
+        rules::add_entry(parent.fields())?;
         let start = Start::of(&mut parent, new)?;
         let ino = match new.ino {
             Some(ino) => ino,
@@ -94,7 +94,7 @@ impl Fs {
         let h = self.core().join_in(dir.tree(), name_need(b"", 0))?;
         let mut parent = dir.write();
         check_dir(&parent)?;
-        rules::grow(parent.fields())?;
+        rules::add_entry(parent.fields())?;
         let start = Start::of(&mut parent, new)?;
         drop(parent);
         let ino = match new.ino {

@@ -93,7 +93,7 @@ impl Fs {
         if place.entry.is_some() {
             return Err(FsError::Exists);
         }
-        rules::grow(locked.of(dir).fields())?;
+        rules::add_entry(locked.of(dir).fields())?;
         rules::change(&fields)?;
         refs::check_room(locked.of(file), dir.ino(), name)?;
         place.check_room(locked.of(dir), name)?;
@@ -183,7 +183,7 @@ impl Fs {
             return Ok(None);
         }
         let remains = remains.map(|remains| remains.confirmed_by(locked.of(child)));
-        rules::change(locked.of(dir).fields())?;
+        rules::take_entry(locked.of(dir).fields())?;
         rules::change(locked.of(child).fields())?;
         if directory && !dir::is_empty(locked.of(child))? {
             return Err(FsError::NotEmpty);

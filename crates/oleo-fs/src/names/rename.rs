@@ -352,10 +352,10 @@ impl Rename<'_> {
 
     /// What the flags of directories and inodes allow.
     fn check_flags(&self, locked: &mut LockedSet<'_>, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
-        rules::change(locked.of(self.src_dir).fields())?;
+        rules::take_entry(locked.of(self.src_dir).fields())?;
         match target {
-            Some(_) => rules::change(locked.of(self.dst_dir).fields())?,
-            None => rules::grow(locked.of(self.dst_dir).fields())?,
+            Some(_) => rules::take_entry(locked.of(self.dst_dir).fields())?,
+            None => rules::add_entry(locked.of(self.dst_dir).fields())?,
         }
         for inode in [Some(source), target].into_iter().flatten().filter_map(Moved::inode) {
             rules::change(locked.of(inode).fields())?;

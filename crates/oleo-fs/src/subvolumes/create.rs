@@ -139,7 +139,7 @@ impl Fs {
         if dir::find(&guard, name)?.is_some() {
             return Err(FsError::Exists);
         }
-        rules::grow(guard.fields())?;
+        rules::add_entry(guard.fields())?;
         dir::check_room(&guard, name)
     }
 

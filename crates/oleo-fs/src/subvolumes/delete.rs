@@ -30,7 +30,7 @@ impl Fs {
         if dir::find(&guard, name)?.map(|e| e.0) != Some(Target::Subvol(id)) {
             return Err(FsError::NotFound);
         }
-        rules::change(guard.fields())?;
+        rules::take_entry(guard.fields())?;
         let now = self.core().now();
         dir::remove_item(&mut guard, &h, name)?;
         self.core().poison_on_error(|| remove_index(&mut guard, &h, name, None))?;
@@ -58,7 +58,7 @@ impl Fs {
                 return Err(FsError::NotEmpty);
             }
             let root = self.core().inode(&subvol, Ino::ROOT_DIR)?.ok_or(FsError::NotFound)?;
-            rules::change(dir.read().fields())?;
+            rules::take_entry(dir.read().fields())?;
             rules::change(root.read().fields())?;
             if only_if_empty && !dir::is_empty(&root.read())? {
                 return Err(FsError::NotEmpty);

@@ -2,7 +2,8 @@
 //!
 //! There write(2) returns before this server has seen the bytes. So what can be refused is refused when a file is opened for
 //! writing: in a read-only subvolume, on a volume that has turned read-only (EROFS), on an immutable file and on an append-only
-//! one without O_APPEND (EPERM). Who has opened a file may write to it until he closes it, as with every file system in the kernel.
+//! one without O_APPEND (EPERM), on one that the format marks as read-only (EACCES). Who has opened a file may write to it until he
+//! closes it, as with every file system in the kernel.
 //!
 //! Files that promise more go past the cache: with the flag `S` every write is durable when it returns, and of an append-only file
 //! each write is checked.
@@ -51,6 +52,9 @@ impl Server {
             return Ok(abi::OpenOut { fh: Opened::Reads.handle(), open_flags: keep, backing_id: 0 });
         }
         let of = self.fs.attr(inode).flags;
+        if of.contains(InodeFlags::READONLY) {
+            return Err(Errno::EACCES);
+        }
         let takes_away = flags.contains(OFlags::TRUNC) || !flags.contains(OFlags::APPEND);
         if of.contains(InodeFlags::IMMUTABLE) || of.contains(InodeFlags::APPEND) && takes_away {
             return Err(Errno::EPERM);
