@@ -2,7 +2,7 @@
 //!
 //! `cargo test --release -p oleo --test rows -- --ignored --nocapture` prints the table of decision 0032.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -10,8 +10,9 @@ use oleo::control::RowCounts;
 use oleo::mkfs::{MkfsOptions, Profile};
 use oleo::{Device, Image, OpenOptions};
 use oleo_device::{DeviceError, MemDevice, WriteReq};
-use oleo_format::BlockGroupFlags;
+use oleo_format::{BlockGroupFlags, ByteLen};
 use oleo_sim::rng::Rng;
+use oleo_space::Run;
 
 const MIB: u64 = 1 << 20;
 /// Data bytes of a row on four devices.
@@ -22,7 +23,11 @@ struct Counted {
     inner: MemDevice,
     flushes: Arc<AtomicU64>,
     notes: Arc<Mutex<Option<Vec<Note>>>>,
+    look: Arc<Mutex<Option<Look>>>,
 }
+
+/// Something that is looked at whenever a device is written to or flushed.
+type Look = Box<dyn Fn() -> u64 + Send>;
 
 /// What is done to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,12 +43,18 @@ struct Note {
     deed: Deed,
     at: u64,
     len: u64,
+    /// What was seen just before it was done.
+    seen: u64,
 }
 
 impl Counted {
     fn note(&self, deed: Deed, at: u64, len: usize) {
+        let seen = match deed {
+            Deed::Read => 0,
+            Deed::Write | Deed::Flush => self.look.lock().unwrap().as_ref().map_or(0, |look| look()),
+        };
         if let Some(notes) = &mut *self.notes.lock().unwrap() {
-            notes.push(Note { deed, at, len: len as u64 });
+            notes.push(Note { deed, at, len: len as u64, seen });
         }
     }
 }
@@ -91,6 +102,8 @@ struct Volume {
     image: Image,
     flushes: Arc<AtomicU64>,
     notes: Arc<Mutex<Option<Vec<Note>>>>,
+    look: Arc<Mutex<Option<Look>>>,
+    devices: Vec<Arc<dyn Device>>,
 }
 
 impl Volume {
@@ -101,19 +114,20 @@ impl Volume {
 
     fn of(mib_each: u64, by_rows: bool, [data, metadata]: [Profile; 2]) -> Volume {
         let flushes = Arc::new(AtomicU64::new(0));
-        let notes = Arc::new(Mutex::new(None));
+        let (notes, look) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None)));
         let device = |_| {
             let inner = MemDevice::new(mib_each * MIB);
-            Arc::new(Counted { inner, flushes: flushes.clone(), notes: notes.clone() }) as Arc<dyn Device>
+            let (flushes, notes, look) = (flushes.clone(), notes.clone(), look.clone());
+            Arc::new(Counted { inner, flushes, notes, look }) as Arc<dyn Device>
         };
         let devices: Vec<Arc<dyn Device>> = (0..4).map(device).collect();
         let mkfs = MkfsOptions::default().data(Some(data)).metadata(Some(metadata)).seed([1; 32]);
         oleo::mkfs::make(&devices, &mkfs).unwrap();
-        let image = Image::from_devices(devices, &OpenOptions::writing()).unwrap();
+        let image = Image::from_devices(devices.clone(), &OpenOptions::writing()).unwrap();
         if !by_rows {
             image.fs().engine().space().ignore_rows();
         }
-        Volume { image, flushes, notes }
+        Volume { image, flushes, notes, look, devices }
     }
 
     fn counts(&self) -> RowCounts {
@@ -207,6 +221,70 @@ fn blocks_beside_noise() {
             assert!(read == Rng::new(nth).bytes(1000), "{nth} without {without}");
         }
     }
+}
+
+/// Goal: what a superblock names was given out in an earlier turn of the allocator, whose next one begins before the superblock's barrier (D28): behind the barrier, which waits for who has a row,
+/// nobody is told any more that nothing names it. Method: at each write and flush of a commit's and an fsync's superblock it is asked how much counts as given out in this turn; nothing may
+/// from the last flush before the superblock on. (Nobody else is there who would be given something.)
+#[test]
+fn superblocks_name_nothing_of_the_present_turn() {
+    let volume = Volume::new(256, true);
+    let engine = volume.image.fs().engine().clone();
+    let sectors = |chunk: &Arc<oleo_volume::ChunkMap>| {
+        let start = chunk.start;
+        (0..1024).map(move |nth| Run::new(start + ByteLen(nth * 4096), ByteLen(4096))).collect::<Vec<_>>()
+    };
+    let with_rows = volume.image.volume().chunks().into_iter().filter(|chunk| chunk.profile.has_parity());
+    let runs: Vec<Run> = with_rows.flat_map(|chunk| sectors(&chunk)).collect();
+    *volume.look.lock().unwrap() = Some(Box::new(move || {
+        let space = engine.space();
+        runs.iter().filter(|run| space.is_unnamed(**run) && !space.is_free(**run)).count() as u64
+    }));
+    for round in 0..3 {
+        for fsync in [true, false] {
+            volume.image.write(format!("{round} {fsync}"), &Rng::new(round).bytes(20_000)).unwrap();
+            *volume.notes.lock().unwrap() = Some(Vec::new());
+            match fsync {
+                true => volume.fsync(&format!("{round} {fsync}")),
+                false => volume.image.sync().map(drop).unwrap(),
+            }
+            let notes = volume.notes.lock().unwrap().take().unwrap();
+            let is_super = |note: &Note| note.deed == Deed::Write && note.at == 65536;
+            let first = notes.iter().position(is_super).expect("a superblock is written");
+            let is_of_a_row = |note: &Note| note.deed == Deed::Write && note.at >= MIB;
+            let barrier = notes[..first].iter().rposition(is_of_a_row).expect("something is named by it") + 1;
+            assert!(notes[..barrier].iter().any(|note| note.seen > 0), "nothing was given out: {notes:?}");
+            assert!(notes[barrier..first].iter().any(|note| note.deed == Deed::Flush), "no barrier: {notes:?}");
+            let lately = notes[barrier..].iter().find(|note| note.seen > 0);
+            assert!(lately.is_none(), "round {round}, fsync {fsync}: {lately:?} behind {barrier} of {notes:?}");
+        }
+    }
+    // It holds the engine, which holds the devices.
+    *volume.look.lock().unwrap() = None;
+}
+
+/// Goal: no two logs of a transaction have one number (D26), whatever address their roots have: what is recorded of rows tells them by it. Method: fsyncs one after the other; what the superblock says after each.
+#[test]
+fn logs_are_numbered() {
+    let volume = Volume::new(256, true);
+    let mut seen = BTreeMap::new();
+    let mut roots = BTreeSet::new();
+    let fsync = |image: &Image, n: u64| {
+        image.write(format!("f{n}"), &Rng::new(n).bytes(4096)).unwrap();
+        image.fs().fsync(&image.find(format!("f{n}")).unwrap()).unwrap();
+    };
+    for n in 0..12 {
+        fsync(&volume.image, n);
+        let sb = oleo_volume::read_super(&*volume.devices[0]).unwrap();
+        if sb.log_root.get() == 0 {
+            continue;
+        }
+        let twin = seen.insert((sb.generation.get(), sb.__unused_log_root_transid.get()), n);
+        assert_eq!(twin, None, "{n} has the number of another log of its transaction");
+        roots.insert((sb.generation.get(), sb.log_root.get()));
+    }
+    assert!(seen.len() > 6, "few of them made a log: {seen:?}");
+    assert!(roots.len() < seen.len(), "no address was used again, so this shows nothing: {roots:?}");
 }
 
 fn fsyncs(volume: &Volume, count: u64) -> RowCounts {
