@@ -33,7 +33,8 @@ pub use quota::{
 pub use reclaim::{Reclaimed, reclaim};
 pub use resize::{NewSize, Resized, resize};
 pub use scrub::{
-    Candidates, DeviceScrub, ScrubEnd, ScrubStatus, ScrubWant, Scrubber, UNHEALED_MAX, Unhealed, Wanted, What,
+    Candidates, DeviceScrub, ScrubEnd, ScrubStatus, ScrubWant, Scrubber, UNHEALED_MAX, Unhealed, WIDE_ROWS_LEN_MAX,
+    Wanted, What,
 };
 pub use shares::{Shares, SubvolSize, frees, shares, subvol_sizes};
 pub use trim::{TrimRange, trim};

@@ -300,9 +300,9 @@ ranks! {
     ScrubState, "oleo-jobs", "`Scrubber::state`", Leaf, No,
         "what is asked of a scrub, and whether it is to stop",
         "a look, a change, or a wait. Whoever runs one holds nothing of this crate's meanwhile";
-    ScrubRun, "oleo-jobs", "`Shared::progress`, `Throttle`, and the lists of a run", Leaf, No,
+    ScrubRun, "oleo-jobs", "`Shared::progress`, `Throttle`, `Buffers::state`, and the lists of a run", Leaf, No,
         "what is reported of a scrub, and what its threads tell each other",
-        "a look or a change";
+        "a look, a change, or a wait for memory";
     ReplaceState, "oleo-jobs", "`Replacer::state`", Leaf, No,
         "how far the replacement of a device is, and whether it is to stop",
         "a look or a change";

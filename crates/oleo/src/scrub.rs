@@ -8,7 +8,9 @@ use std::path::Path;
 use crate::control::{Place, UnhealedShown};
 use crate::{Image, Result};
 
-pub use oleo_jobs::{Candidates, DeviceScrub, ScrubEnd, ScrubStatus, ScrubWant, Scrubber, Unhealed, Wanted, What};
+pub use oleo_jobs::{
+    Candidates, DeviceScrub, ScrubEnd, ScrubStatus, ScrubWant, Scrubber, Unhealed, WIDE_ROWS_LEN_MAX, Wanted, What,
+};
 
 pub use sources::Sources;
 

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use oleo_volume::{ChunkMap, ChunkStripes, Profile, STRIPE_LEN};
 
 use super::DeviceScrub;
+use super::buffers::{Buffer, READ_LEN};
 use super::plan::{Fault, Fit, Kind, Live, Plan, Why};
-use super::run::{Buffer, Job, READ_LEN, Run, Task};
+use super::run::{Job, Run, Task};
 
 /// Holes up to this length are read, too, bytes.
 const HOLE_MAX: u64 = 64 << 10;

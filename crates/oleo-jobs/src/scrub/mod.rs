@@ -14,6 +14,7 @@
 //! Crash: the state that was kept last says where to go on. Healing is a write of what belongs there, so any part of it may be lost.
 //! Not here: permissions and names of files (`oleo::control`); where the state is kept is told ([`Scrubber::keep_in`]).
 
+mod buffers;
 mod copies;
 mod plan;
 mod record;
@@ -36,10 +37,13 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::JobError;
+use buffers::Buffers;
 use plan::{Fault, Kind, Live, Why};
 use record::Record;
 use run::{Order, Orders};
 use throttle::Throttle;
+
+pub use buffers::WIDE_ROWS_LEN_MAX;
 
 /// Places that could not be healed and are named; of more only the number is known.
 pub const UNHEALED_MAX: usize = 10_000;
@@ -380,6 +384,7 @@ impl Progress {
 struct Shared {
     progress: Mutex<rank::ScrubRun, Progress>,
     throttle: Throttle,
+    buffers: Arc<Buffers>,
     stop: AtomicBool,
 }
 
@@ -413,6 +418,9 @@ struct State {
 }
 
 /// The scrub of one open file system.
+///
+/// Memory: parts of a megabyte are read, two of each device at a time, or one more than there are cores for each. Rows of chunks with parity over more than 16
+/// devices are more than that: of them as many are under way as fit into [`WIDE_ROWS_LEN_MAX`], however many devices there are.
 pub struct Scrubber {
     fs: Fs,
     fsid: Uuid,

@@ -19,9 +19,10 @@ use oleo_format::raid6::{self, Parity};
 use oleo_volume::{ChunkMap, ChunkStripes, STRIPE_LEN, StripeRead};
 
 use super::DeviceScrub;
+use super::buffers::{Buffer, Counted, READ_LEN, Wide, row_len};
 use super::copies::{count_on_device, slice_len};
 use super::plan::{Fault, Fit, Live, Plan, Why};
-use super::run::{Buffer, Job, READ_LEN, Run, Task};
+use super::run::{Job, Run, Task};
 
 /// Rows that are announced together: a megabyte of each stripe.
 const ROWS_MAX: u64 = 16;
@@ -69,11 +70,16 @@ pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe:
                 let end = row + count;
                 while row < end {
                     let count = rows_together(&map).min(end - row);
-                    let read =
-                        RowsRead { reader: task.devid, chunk: chunk.clone(), plan: plan.clone(), first: row, count };
+                    let (chunk, plan, wide) = (chunk.clone(), plan.clone(), run.room_for_row(&map));
+                    let read = RowsRead { reader: task.devid, chunk, plan, first: row, count, wide };
                     row += count;
                     // All of its devices are read for it, so it counts for one after the other.
-                    task.hand_on(run, chunk.devid(read.begins_at()), read, map.physical(stripe, row * STRIPE_LEN).0);
+                    task.hand_on(
+                        run,
+                        read.chunk.devid(read.begins_at()),
+                        read,
+                        map.physical(stripe, row * STRIPE_LEN).0,
+                    );
                 }
             }
             task.pass(run, map.physical(stripe, to).0);
@@ -84,9 +90,9 @@ pub(super) fn read_rows(run: &Run<'_>, task: &Task, chunk: ChunkStripes, stripe:
     }
 }
 
-/// How many rows are read together.
+/// How many rows are read together: one, if it is a wide one.
 fn rows_together(map: &ChunkMap) -> u64 {
-    (READ_LEN / (map.stripes.len() as u64 * STRIPE_LEN)).max(1)
+    (READ_LEN / row_len(map)).max(1)
 }
 
 /// Waits until a run of rows may be read, and says that it will be. `false`: the run is to stop.
@@ -109,6 +115,8 @@ pub(super) struct RowsRead {
     plan: Arc<Plan>,
     first: u64,
     count: u64,
+    /// What it is read into, if that is not the memory of whoever reads it.
+    wide: Option<Wide>,
 }
 
 impl RowsRead {
@@ -189,7 +197,9 @@ impl RowsRead {
 }
 
 impl Job for RowsRead {
-    fn look(self: Box<Self>, run: &Run<'_>, buffer: &mut Buffer) -> bool {
+    fn look(mut self: Box<Self>, run: &Run<'_>, buffer: &mut Buffer) -> bool {
+        let mut wide = self.wide.take();
+        let buffer = wide.as_mut().map_or(buffer, Wide::buffer);
         let (total, len) = (self.chunk.map().stripes.len(), (self.count * STRIPE_LEN) as usize);
         let mut stripes: Vec<&mut [u8]> = buffer.of_len(total * len).chunks_exact_mut(len).collect();
         let are_read = self.read(&mut stripes);
@@ -240,13 +250,16 @@ struct Row<'c> {
     attempt: usize,
     sector: usize,
     units: Vec<Vec<u8>>,
+    _counted: Counted,
     /// Which sectors of the units could not be read, or are not known any more to be right.
     lost: Vec<Vec<bool>>,
 }
 
 impl<'c> Row<'c> {
     /// Reads all of it: whole units, and where that fails sector by sector.
-    fn read(chunk: &'c ChunkStripes, row: u64, attempt: usize, sector: usize) -> Row<'c> {
+    fn read(run: &Run<'_>, chunk: &'c ChunkStripes, row: u64, attempt: usize) -> Row<'c> {
+        let sector = run.sector();
+        let counted = run.buffers().count(row_len(chunk.map()));
         let total = chunk.map().stripes.len();
         let (mut units, mut lost) = (vec![vec![0; UNIT]; total], vec![vec![false; UNIT / sector]; total]);
         let mut reads: Vec<StripeRead<'_>> = units
@@ -268,7 +281,7 @@ impl<'c> Row<'c> {
         for (unit, bytes) in units.iter_mut().enumerate().skip(data) {
             chunk.patch(chunk.map().rotated(row, unit), row * STRIPE_LEN, bytes);
         }
-        Row { chunk, row, attempt, sector, units, lost }
+        Row { chunk, row, attempt, sector, units, _counted: counted, lost }
     }
 
     fn data(&self) -> usize {
@@ -321,7 +334,7 @@ fn settle(run: &Run<'_>, reader: DevId, chunk: &ChunkStripes, plan: &Plan, row: 
     // Whoever has bytes from elsewhere reads trees for that, so it is asked before the row is taken.
     let offered: Offered = match run.has_offers() {
         true => {
-            let faults = faults_of(run, plan, &Row::read(chunk, row, 0, run.sector()));
+            let faults = faults_of(run, plan, &Row::read(run, chunk, row, 0));
             faults.iter().filter_map(|(_, fault)| Some((fault.at, run.offered(plan, fault)?))).collect()
         }
         false => Offered::new(),
@@ -338,7 +351,7 @@ fn settle(run: &Run<'_>, reader: DevId, chunk: &ChunkStripes, plan: &Plan, row: 
         let settled = {
             let _held = chunk.hold_row(row);
             let plans = (newer.as_ref().unwrap_or(plan), plan);
-            settle_once(run, reader, plans, Row::read(chunk, row, attempt, run.sector()), &offered)
+            settle_once(run, reader, plans, Row::read(run, chunk, row, attempt), &offered)
         };
         if settled {
             return true;

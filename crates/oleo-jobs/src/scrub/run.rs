@@ -7,7 +7,8 @@
 //! place is the end of what was given out before everything that is still being looked at, and never behind something that could not be looked at
 //! ([`Task::leave_out`]): a scrub that is resumed comes back to that.
 //!
-//! Memory: a megabyte for each of the threads that read, a stripe unit for each device if that is more, and a plan for each device. Waiting: who gives out what is to be
+//! Memory: a megabyte for each of the threads that read, and a plan for each device; rows of more devices than fit into a megabyte are all together in a bounded amount of it (`buffers`), so that fewer of
+//! them are under way. Waiting: who gives out what is to be
 //! read waits while enough of the device is under way ([`Places`]), so that a slow one does not take the threads from the others, and
 //! for the throttle; a wait for another device is always for one of a lower number.
 
@@ -21,8 +22,9 @@ use oleo_format::{DevId, Generation, Logical, NodeExpect};
 use oleo_fs::Fs;
 use oleo_lock::{Mutex, rank};
 use oleo_space::HoldWant;
-use oleo_volume::Volume;
+use oleo_volume::{ChunkMap, Volume};
 
+use super::buffers::{Buffer, Buffers, Wide, is_wide};
 use super::plan::{Fault, Fit, Kind, Live, Plan, Why};
 use super::throttle::Throttle;
 use super::{Candidates, DeviceScrub, ScrubWant, Shared, Wanted};
@@ -30,27 +32,10 @@ use crate::JobError;
 
 /// How often those who wait look.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Bytes that are read into memory before they are looked at, unless what belongs together is more: in the nearest caches of a core.
-pub(super) const READ_LEN: u64 = 1 << 20;
-
 /// Something to be read and looked at.
 pub(super) trait Job: Send {
     /// Reads it into `buffer`, looks at it, and heals what is bad. `false`: not all of it could be looked at.
     fn look(self: Box<Self>, run: &Run<'_>, buffer: &mut Buffer) -> bool;
-}
-
-/// Memory of a thread that reads, used again and again.
-#[derive(Default)]
-pub(super) struct Buffer(Vec<u8>);
-
-impl Buffer {
-    /// So many bytes, with anything in them.
-    pub fn of_len(&mut self, len: usize) -> &mut [u8] {
-        if self.0.len() < len {
-            self.0.resize(len, 0);
-        }
-        &mut self.0[..len]
-    }
 }
 
 /// A job, and what is done with it.
@@ -211,6 +196,15 @@ impl Run<'_> {
 
     pub fn throttle(&self) -> &Throttle {
         &self.shared.throttle
+    }
+
+    pub fn buffers(&self) -> &Arc<Buffers> {
+        &self.shared.buffers
+    }
+
+    /// Waits for memory for a row of a chunk, if it is one of those that take memory of their own.
+    pub fn room_for_row(&self, map: &ChunkMap) -> Option<Wide> {
+        is_wide(map).then(|| self.buffers().take(map, &|| self.goes_on())).flatten()
     }
 
     pub fn goes_on(&self) -> bool {

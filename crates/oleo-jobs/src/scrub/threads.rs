@@ -1,6 +1,7 @@
 //! The threads of a scrub: one goes through each device, others read what it says and look at it, and whoever runs it waits for them.
 //!
-//! Of each device at least two parts are under way, so that one is read while another is looked at; more where there are more cores than devices.
+//! Of each device at least two parts are under way, so that one is read while another is looked at; more where there are more cores than devices. Rows of
+//! many devices are fewer (`buffers`).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::bounded;
 use oleo_fs::Fs;
 
-use super::run::{Buffer, Orders, Places, Run, Task};
+use super::run::{Orders, Places, Run, Task};
 use super::{Shared, walk};
 use crate::JobError;
 
@@ -32,7 +33,7 @@ pub(super) fn run(fs: &Fs, shared: &Shared, orders: &Orders<'_>, keep: &dyn Fn()
         for _ in 0..under_way {
             let (run, work) = (&run, work.clone());
             threads.spawn(move || {
-                let mut buffer = Buffer::default();
+                let mut buffer = run.buffers().of_thread();
                 work.iter().for_each(|given| run.look_at(given, &mut buffer));
             });
         }
@@ -55,6 +56,7 @@ pub(super) fn run(fs: &Fs, shared: &Shared, orders: &Orders<'_>, keep: &dyn Fn()
             }
         }
     });
+    shared.buffers.let_go();
     run.into_result()
 }
 
