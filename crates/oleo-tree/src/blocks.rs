@@ -339,6 +339,26 @@ impl Blocks {
         Ok(node)
     }
 
+    /// The last item at or below a key, for who only compares: nothing is read for it, nor kept. `None` if that cannot be said from the
+    /// blocks that are in memory.
+    #[doc(hidden)]
+    pub fn last_in_memory(&self, root: &TreeRoot, at_or_below: &Key) -> Option<Option<ItemRef>> {
+        let in_memory = |expect: &NodeExpect| self.cache.peek(&(expect.logical.0, expect.generation?.0));
+        let mut node = root.node.clone().or_else(|| in_memory(&expect_root(root).ok()?))?;
+        let mut leftmost = true;
+        while !node.is_leaf() {
+            let slot = node.child_slot(at_or_below);
+            leftmost &= slot == 0;
+            let child = node.kid(slot).or_else(|| in_memory(&NodeExpect::child(&node.child(slot), node.level())))?;
+            node = child;
+        }
+        match node.search(at_or_below) {
+            Ok(slot) => Some(Some(ItemRef::new(node, slot))),
+            Err(0) => leftmost.then_some(None),
+            Err(slot) => Some(Some(ItemRef::new(node, slot - 1))),
+        }
+    }
+
     /// The items of many keys in one pass. `sorted` rises (equal neighbours are allowed); `each` is given the index into it
     /// and the item, if there is one, in order.
     pub fn get_many(

@@ -116,6 +116,12 @@ impl Fs {
         query::extents(file, at, len)
     }
 
+    /// For tests: where the extents of a file are known to end, without asking the tree, and where they do.
+    #[doc(hidden)]
+    pub fn extents_end(&self, file: &InodeRef) -> Result<(Option<u64>, u64), FsError> {
+        query::extents_end(file)
+    }
+
     /// The first byte at or after `at` that may be other than zero; `None` when there is none.
     pub fn seek_data(&self, file: &InodeRef, at: u64) -> Result<Option<u64>, FsError> {
         query::seek_data(file, at)

@@ -2,12 +2,12 @@
 
 use std::ops::{ControlFlow, Range};
 
-use oleo_format::{Compression, Logical};
+use oleo_format::{Compression, ItemType, Logical};
 
 use crate::FsError;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
-use crate::object::{Inode, InodeFields, Items, ReadGuard};
+use crate::object::{Direction, Inode, InodeFields, Items, ReadGuard};
 
 /// Runs of buffered bytes that are compared with the extent map when somebody asks for a file's attributes.
 const SHOWN_RUNS_MAX: usize = 64;
@@ -112,7 +112,7 @@ pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
     let added: u64 = runs.iter().chain(&promised).map(|r| r.end - r.start).sum();
     let mut replaced = 0;
     // If there are very many runs, some of them give nearly the same; what cannot be read is reported when it is read.
-    let looked_at = if guard.state().extents_end == Some(0) { 0 } else { SHOWN_RUNS_MAX };
+    let looked_at = if guard.extents_end() == Some(0) { 0 } else { SHOWN_RUNS_MAX };
     for run in runs.into_iter().take(looked_at) {
         let _ = map::walk(&MapOf { items: guard, sector }, run.start, run.end, |_, range, extent| {
             if !matches!(extent, Extent::Hole { .. }) {
@@ -253,4 +253,16 @@ fn next_buffered(inode: &Inode, at: u64) -> Option<Range<u64>> {
         (Some(d), Some(f)) => Some(if d.start <= f.start { d } else { f }),
         (d, f) => d.or(f),
     }
+}
+
+/// Where the extents of a file end as far as that is known without asking the tree, and where they do.
+pub(super) fn extents_end(file: &Inode) -> Result<(Option<u64>, u64), FsError> {
+    let sector = u64::from(file.core().engine().sectorsize());
+    let guard = file.read();
+    let mut last = None;
+    guard.walk(ItemType::EXTENT_DATA, 0, u64::MAX, Direction::Down, &mut |at, item| {
+        last = Some(Extent::parse(at, item, sector).map(|extent| at + extent.len(sector).max(1)));
+        ControlFlow::Break(())
+    })?;
+    Ok((guard.state().extents_end, last.transpose()?.unwrap_or(0)))
 }

@@ -79,8 +79,9 @@ impl Inode {
         loop {
             let guard = self.read();
             guard.alive()?;
+            let known = guard.extents_end();
             let mut slot = self.data.buffer.lock();
-            if guard.state().extents_end != Some(0) || slot.as_ref().is_some_and(|b| !b.dirty.is_empty()) {
+            if known != Some(0) || slot.as_ref().is_some_and(|b| !b.dirty.is_empty()) {
                 return Ok(false);
             }
             let buffer = slot.get_or_insert_default();
@@ -124,7 +125,7 @@ impl Inode {
         let shared = &self.core().data;
         let guard = self.read();
         guard.alive()?;
-        if guard.state().extents_end != Some(0) || guard.fields().size > 0 {
+        if guard.extents_end() != Some(0) || guard.fields().size > 0 {
             return Ok(false);
         }
         let mut slot = self.data.buffer.lock();

@@ -150,7 +150,7 @@ pub(crate) fn last_name_gone(
 /// How many extents an inode has, up to one more than a step takes.
 fn extents_left(inode: &Inode) -> Result<usize, FsError> {
     let guard = inode.read();
-    if guard.state().extents_end == Some(0) {
+    if guard.extents_end() == Some(0) {
         return Ok(0);
     }
     Ok(guard.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?.len())

@@ -74,6 +74,8 @@ macro_rules! items_of {
                 &self.state.fields
             }
             fn extents_end(&self) -> Option<u64> {
+                #[cfg(debug_assertions)]
+                crate::object::ends::compare(self.inode, &self.state);
                 self.state.extents_end
             }
         }

@@ -84,7 +84,8 @@ pub(crate) struct InodeState {
     pub(crate) gone: bool,
     /// The sequence number of the next entry of this directory; 0: not known yet.
     pub(crate) next_index: u64,
-    /// No extent item begins or reaches beyond this offset; `None`: not known.
+    /// No extent item begins or reaches beyond this offset; `None`: not known. Who goes by it asks [`Items::extents_end`](crate::object::Items), where debug
+    /// builds compare it with the items (`ends`).
     pub(crate) extents_end: Option<u64>,
     /// Whether there are extended attributes; `None`: not known.
     pub(crate) has_xattrs: Option<bool>,

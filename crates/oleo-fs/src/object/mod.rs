@@ -22,6 +22,8 @@ use oleo_txn::{Engine, TxnError, thread_number};
 mod cache;
 mod commit;
 mod delta;
+#[cfg(debug_assertions)]
+mod ends;
 mod fields;
 mod guard;
 mod handle;
