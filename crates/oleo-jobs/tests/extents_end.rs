@@ -93,7 +93,8 @@ impl World {
 /// A place in a file, mostly within what it has.
 fn place(rng: &mut Rng) -> (u64, u64) {
     let at = rng.below(LEN_MAX);
-    let len = 1 + rng.below([100, SECTOR, 16 * SECTOR, 60 * SECTOR][rng.below(4) as usize]);
+    let len_max = [100, SECTOR, 16 * SECTOR, 60 * SECTOR][rng.below(4) as usize];
+    let len = 1 + rng.below(len_max);
     match rng.below(3) {
         0 => (at, len),
         1 => (at / SECTOR * SECTOR, len.next_multiple_of(SECTOR)),
@@ -136,9 +137,10 @@ fn step(world: &mut World, rng: &mut Rng, nth: usize) -> Result<&'static str> {
     let (at, len) = place(rng);
     let keep = if rng.one_in(2) { KeepSize::Yes } else { KeepSize::No };
     let size = fs.attr(&file).size;
+    let few = 1 + rng.below(3000);
     let done: (&str, Result<(), FsError>) = match rng.below(24) {
         0..4 => ("write", fs.write(&file, at, &bytes(rng, len))),
-        4 => ("write a little at the start", fs.write(&file, 0, &bytes(rng, 1 + rng.below(3000)))),
+        4 => ("write a little at the start", fs.write(&file, 0, &bytes(rng, few))),
         5 => ("truncate", fs.truncate(&file, [0, at, size / 2, size.saturating_sub(1)][rng.below(4) as usize])),
         6 => ("preallocate", fs.preallocate(&file, at, len, keep)),
         7 => ("punch", fs.punch_hole(&file, at, len)),
