@@ -24,7 +24,9 @@ fn open(device: &Arc<MemDevice>) -> Result<Fs> {
     let device: Arc<dyn Device> = device.clone();
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
-    Ok(Fs::open(engine, &FsOptions::default())?)
+    let fs = Fs::open(engine, &FsOptions::default())?;
+    oleo_fs::replay(&fs)?;
+    Ok(fs)
 }
 
 /// Files of some subvolumes, which stay in memory as long as they are here.
@@ -235,7 +237,7 @@ fn no_bound_is_too_low() -> Result<()> {
             let what = step(&mut world, &mut rng, nth)?;
             world.compare(&format!("seed {seed}, step {nth}, {what}"))?;
         }
-        assert!(world.compared > STEPS as u64, "{} bounds were compared", world.compared);
+        assert!(world.compared > STEPS as u64 / 2, "{} bounds were compared", world.compared);
     }
     Ok(())
 }
