@@ -1,4 +1,4 @@
-//! The memory that a scrub reads into, and how much of it there may be at once.
+//! The memory that a scrub reads into, and how much of it there may be.
 //!
 //! Each thread that reads has a [`Buffer`] for a megabyte, used again and again. Rows of more stripes than fit into that ([`is_wide`]) are read into memory of their own, which comes
 //! and goes with the part that is read ([`Wide`]). Whoever gives out such parts takes it first ([`Buffers::take`]), and waits while there is [`WIDE_ROWS_LEN_MAX`] of it: so the wider rows are,
@@ -17,7 +17,7 @@ use oleo_volume::{ChunkMap, STRIPE_LEN};
 /// Bytes that are read into memory before they are looked at, unless what belongs together is more: in the nearest caches of a core.
 pub(super) const READ_LEN: u64 = 1 << 20;
 
-/// Bytes of rows with parity that are read or settled at once, of those that are wider than 16 devices, all together.
+/// Bytes of rows with parity that are read or settled in parallel, of those that are wider than 16 devices, all together.
 ///
 /// Twice what 16 devices come to, with two megabytes for each of their 32 parts on a machine of few cores: of 60 devices 17 rows are under way then, of 255, the most that a chunk
 /// has, 4. More would not be read faster, since what is to be read is announced to all devices before (`rows`), and one for each core is
@@ -102,7 +102,7 @@ impl Buffers {
         Counted { len, of: self.clone() }
     }
 
-    /// The most bytes that there were at once.
+    /// The most bytes that there were.
     #[cfg(test)]
     pub fn held_most(&self) -> u64 {
         self.held_most.load(SeqCst)

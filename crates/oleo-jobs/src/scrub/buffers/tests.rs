@@ -17,7 +17,7 @@ use super::*;
 
 /// Bytes of a device: none of them is in memory before it is written to.
 const DEVICE_LEN: u64 = 256 << 20;
-/// How long a unit takes to be read: so that what may be under way at once is.
+/// How long a unit takes to be read: so long that all that may be under way together is.
 const READ_TIME: Duration = Duration::from_millis(2);
 
 /// A device in memory that takes its time.
@@ -88,7 +88,7 @@ fn scrubbed(devices: &[Arc<dyn Device>]) -> (u64, u64, u64) {
 }
 
 /// Goal: rows of 60 devices are all together in as much memory as is said, also where each has to be settled since a device is missing; and as many are under way as fit into
-/// that. Method: a volume in memory whose devices take their time, so that what may be read at once is; the memory that is really there is counted as it comes and goes.
+/// that. Method: a volume in memory whose devices take their time, so that all that may be read in parallel is; the memory that is really there is counted as it comes and goes.
 #[test]
 fn rows_of_many_devices_are_bounded() {
     const DEVICES: usize = 60;
@@ -99,8 +99,8 @@ fn rows_of_many_devices_are_bounded() {
         let (most, parity, errors) = scrubbed(&devices[missing..]);
         // Besides, each thread has a megabyte for what is not in rows.
         let bound = WIDE_ROWS_LEN_MAX + 2 * DEVICES as u64 * READ_LEN.min(1 << 16);
-        assert!(most <= bound, "{what}: {} MiB at once", most >> 20);
-        assert!(most > 8 * row, "{what}: {} MiB at once are so few that this shows nothing", most >> 20);
+        assert!(most <= bound, "{what}: {} MiB together", most >> 20);
+        assert!(most > 8 * row, "{what}: {} MiB together are so few that this shows nothing", most >> 20);
         assert_eq!((parity > (ROWS - 4) * STRIPE_LEN, errors), (true, 0), "{what}");
     }
 }
@@ -115,8 +115,8 @@ fn rows_of_sixteen_devices_wait_for_nothing() {
     assert_eq!((widest, chunks.iter().any(|map| is_wide(map))), (Some(16), false));
     let threads = std::thread::available_parallelism().unwrap().get().div_ceil(16) + 1;
     let (most, parity, errors) = scrubbed(&devices);
-    assert!(most <= (threads * 16) as u64 * READ_LEN, "{} MiB at once", most >> 20);
-    assert!(most >= 8 * READ_LEN, "{} MiB at once", most >> 20);
+    assert!(most <= (threads * 16) as u64 * READ_LEN, "{} MiB together", most >> 20);
+    assert!(most >= 8 * READ_LEN, "{} MiB together", most >> 20);
     assert_eq!((parity > 62 * STRIPE_LEN, errors), (true, 0));
     // One more device.
     let devices = volume_of(17, 1);
