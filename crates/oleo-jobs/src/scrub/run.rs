@@ -2,8 +2,8 @@
 //!
 //! A thread of each device (`threads`) goes through it (`walk`): its superblocks, then its stripes in their order on it (`copies`). It says what is to be read, and
 //! tells the system so, in rising order; a chunk with parity is gone through by one of its devices, for
-//! all of them (`rows`), and the others wait there, so that what lies before a device's place is done. Threads for all cores and devices each read such a part and look at it at
-//! once ([`Job`]): it is in the nearest caches of their core then, and memory that was read into before is read into again. A device's
+//! all of them (`rows`), and the others wait there, so that what lies before a device's place is done. Threads for all cores and devices each read such a part and look at it
+//! immediately ([`Job`]): it is in the nearest caches of their core then, and memory that was read into before is read into again. A device's
 //! place is the end of what was given out before everything that is still being looked at, and never behind something that could not be looked at
 //! ([`Task::leave_out`]): a scrub that is resumed comes back to that.
 //!
