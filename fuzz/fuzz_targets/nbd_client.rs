@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/oleo-nbd/tests/mutated/client.rs"]
+#[path = "../../crates/oleo-nbd/tests/it/mutated/client.rs"]
 mod client;
 
 use libfuzzer_sys::fuzz_target;

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/oleo-nbd/tests/mutated/server.rs"]
+#[path = "../../crates/oleo-nbd/tests/it/mutated/server.rs"]
 mod server;
 
 use libfuzzer_sys::fuzz_target;

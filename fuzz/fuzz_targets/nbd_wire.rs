@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/oleo-nbd/tests/mutated/wire.rs"]
+#[path = "../../crates/oleo-nbd/tests/it/mutated/wire.rs"]
 mod wire;
 
 use libfuzzer_sys::fuzz_target;

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/oleo-stream/tests/receive/anything.rs"]
+#[path = "../../crates/oleo-stream/tests/it/receive/anything.rs"]
 mod anything;
 
 fuzz_target!(|data: &[u8]| anything::receive_anything(data));

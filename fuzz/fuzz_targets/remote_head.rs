@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/oleo-remote/tests/mutated/head.rs"]
+#[path = "../../crates/oleo-remote/tests/it/mutated/head.rs"]
 mod head;
 
 use libfuzzer_sys::fuzz_target;

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/oleo-remote/tests/mutated/key.rs"]
+#[path = "../../crates/oleo-remote/tests/it/mutated/key.rs"]
 mod key;
 
 use libfuzzer_sys::fuzz_target;

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/oleo-remote/tests/mutated/map.rs"]
+#[path = "../../crates/oleo-remote/tests/it/mutated/map.rs"]
 mod map;
 
 use libfuzzer_sys::fuzz_target;

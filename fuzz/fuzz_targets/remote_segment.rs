@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/oleo-remote/tests/mutated/segment.rs"]
+#[path = "../../crates/oleo-remote/tests/it/mutated/segment.rs"]
 mod segment;
 
 use libfuzzer_sys::fuzz_target;

@@ -50,7 +50,7 @@ const STEPS: [Step; 9] = [
     },
     Step {
         name: "features-refused",
-        args: &["test", "--package=oleo-format", "--no-default-features", "--test=features", "--locked"],
+        args: &["test", "--package=oleo-format", "--no-default-features", "--test=it", "--locked", "features::"],
         env: &[],
     },
     // Tests look at the page. It is a little larger than the one that is given away, and made in two thirds of the time.

@@ -15,8 +15,8 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let has = |name: &str| args.iter().any(|a| a == name);
     let (package, program, test) = match (has("--script"), has("--mount")) {
-        (true, _) => ("oleo-sim", "crash", "longer::one_script_again"),
-        (false, false) => ("oleo-sim", "crash", "longer::every_state_keeps_its_promises"),
+        (true, _) => ("oleo-sim", "it", "crash::longer::one_script_again"),
+        (false, false) => ("oleo-sim", "it", "crash::longer::every_state_keeps_its_promises"),
         (false, true) => ("oleo-cli", "crashed", "longer"),
     };
     command.args(["test", "--release", "--locked", "--package", package, "--test", program]);

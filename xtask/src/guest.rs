@@ -41,11 +41,11 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         "test",
         "--locked",
         "--package=oleo-cli",
-        "--test=nbd",
+        "--test=it",
         "--",
         "--ignored",
         "--test-threads=1",
-        "guest::",
+        "nbd::guest::",
     ]);
     if !command.current_dir(root).status().context("cannot run cargo")?.success() {
         bail!("the guest is not content");

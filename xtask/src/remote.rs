@@ -23,8 +23,8 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         bail!("{USAGE}");
     }
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["test", "--release", "--locked", "--package", "oleo-remote", "--test", "sim", "--"]);
-    command.args(["--nocapture", "--exact", "seeds"]).env("OLEO_REMOTE_SEEDS", seeds).current_dir(root);
+    command.args(["test", "--release", "--locked", "--package", "oleo-remote", "--test", "it", "--"]);
+    command.args(["--nocapture", "--exact", "sim::seeds"]).env("OLEO_REMOTE_SEEDS", seeds).current_dir(root);
     if !command.status().context("cannot run cargo")?.success() {
         bail!("a seed went wrong");
     }

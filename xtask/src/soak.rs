@@ -42,9 +42,10 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
     if !minutes || (way != "library" && !mix) {
         bail!("{USAGE}");
     }
-    let (package, program) = if way == "library" { ("oleo-sim", "proof") } else { ("oleo-cli", "mount") };
-    let test = ["test", "--release", "--locked", "--package", package, "--test", program, "--"];
-    command.args(test).args(["--nocapture", "--ignored", "soak::longer"]).current_dir(root);
+    let (package, name) =
+        if way == "library" { ("oleo-sim", "proof::soak::longer") } else { ("oleo-cli", "mount::soak::longer") };
+    let test = ["test", "--release", "--locked", "--package", package, "--test", "it", "--"];
+    command.args(test).args(["--nocapture", "--ignored", name]).current_dir(root);
     command.env("OLEO_DEMAND_ORACLE", "1");
     if !command.status().context("cannot run cargo")?.success() {
         bail!("they do not leave what they should");

@@ -179,7 +179,7 @@ fn rbd(root: &Path) -> Result<()> {
     must(ceph.command("ceph").args(["osd", "pool", "create", "rbd", "8"]))?;
     must(ceph.command("rbd").args(["create", "--size", RBD_SIZE, "rbd/volume"]))?;
     let image = format!("rbd:rbd/volume:conf={}", ceph.conf().display());
-    test(root, &["--test=nbd", "--", "--ignored", "--exact", "named::over_ceph"], ("OLEO_TEST_RBD", &image))
+    test(root, &["--test=it", "--", "--ignored", "--exact", "nbd::named::over_ceph"], ("OLEO_TEST_RBD", &image))
 }
 
 /// Ceph with one monitor and one store in memory, without passwords, on this machine alone.
@@ -248,7 +248,7 @@ impl Ceph {
 fn volumes(root: &Path, server: &str) -> Result<()> {
     let server = ("OLEO_TEST_STORE", server);
     test(root, &["--lib", "--", "--exact", "store::tests::s3_conforms"], server)?;
-    test(root, &["--test=remote", "--", "--test-threads=2"], server)
+    test(root, &["--test=it", "--", "remote::", "--test-threads=2"], server)
 }
 
 /// Runs tests of the two packages that have them, both named each time so that they are built once, with the same features. A name that

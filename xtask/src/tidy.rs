@@ -4,7 +4,8 @@
 //!    more and no less.
 //! 2. Banned: calls and markers of unfinished work, bytes in the machine's order.
 //! 3. Size: files beyond [`LINES_WARN`] lines are named, beyond [`LINES_MAX`] refused.
-//! 4. Dead files: every Rust file is reached by a `mod` from a crate's root.
+//! 4. Dead files: every Rust file is reached by a `mod` from a crate's root. Test programs are listed (`autotests = false`), so that
+//!    no file of tests is forgotten, and none becomes one more program by chance.
 //! 5. Openings: every module begins with what it is for.
 //! 6. Traces of a machine: paths that exist on one computer only.
 //! 7. Dependencies of others: `docs/dependencies.md` argues for each one of the workspace, and for nothing else.
@@ -285,13 +286,15 @@ fn opening(path: &Path, text: &str, report: &mut Report) {
 /// Follows `mod` from every crate root; files that are not reached are dead.
 fn dead_files(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
     let rust: BTreeSet<&PathBuf> = files.keys().filter(|p| is_rust(p)).collect();
+    let is_root = |path: &Path| is_root(path) && is_listed(files, path);
     let mut alive: BTreeSet<PathBuf> = BTreeSet::new();
-    let mut next: Vec<PathBuf> = rust.iter().filter(|p| is_root(p)).map(|p| (*p).clone()).collect();
+    let roots: BTreeSet<PathBuf> = rust.iter().filter(|p| is_root(p)).map(|p| (*p).clone()).collect();
+    let mut next: Vec<PathBuf> = roots.iter().cloned().collect();
     while let Some(path) = next.pop() {
         if !alive.insert(path.clone()) {
             continue;
         }
-        let dir = if is_root(&path) || path.ends_with("mod.rs") {
+        let dir = if roots.contains(&path) || path.ends_with("mod.rs") {
             path.parent().map(Path::to_owned).unwrap_or_default()
         } else {
             path.with_extension("")
@@ -321,6 +324,18 @@ fn is_root(path: &Path) -> bool {
         "tests" | "benches" | "examples" | "fuzz_targets" => in_crate,
         _ => file == "build.rs",
     }
+}
+
+/// Returns whether the manifest of a test program's crate lists it in a `[[test]]`; true for files outside `tests`.
+fn is_listed(files: &BTreeMap<PathBuf, String>, path: &Path) -> bool {
+    let mut parts = path.components().map(|part| part.as_os_str());
+    let Some(at) = parts.clone().position(|part| part == "tests") else { return true };
+    let krate: PathBuf = parts.by_ref().take(at).collect();
+    let Some(manifest) = files.get(&krate.join("Cargo.toml")) else { return true };
+    let program = Path::new(parts.nth(1).unwrap_or_default()).with_extension("");
+    let name = format!("name = \"{}\"", program.display());
+    manifest.contains("autotests = false")
+        && manifest.split("[[test]]\n").skip(1).any(|test| test.lines().next() == Some(name.as_str()))
 }
 
 fn modules(text: &str) -> Vec<String> {

@@ -25,7 +25,8 @@ fn banned_words_are_found() {
     assert!(found[0].starts_with("src/a.rs:2") && found[1].starts_with("src/a.rs:4"));
 }
 
-/// Goal: a file that no `mod` names is dead, one that is named from a sibling's directory is not.
+/// Goal: a file that no `mod` names is dead, one that is named from a sibling's directory is not. A test program that the manifest does
+/// not list is dead, and so is a file of tests that the listed program does not name.
 #[test]
 fn dead_files_are_found() {
     let files: BTreeMap<PathBuf, String> = [
@@ -34,11 +35,20 @@ fn dead_files_are_found() {
         ("crates/a/src/b/tests.rs", ""),
         ("crates/a/src/c/mod.rs", ""),
         ("crates/a/src/d.rs", ""),
-        ("crates/a/tests/it.rs", "mod common;"),
-        ("crates/a/tests/common/mod.rs", ""),
+        (
+            "crates/a/Cargo.toml",
+            "[package]\nautotests = false\n[[test]]\nname = \"it\"\n\n[[test]]\nname = \"alone\"\n",
+        ),
+        ("crates/a/tests/it/main.rs", "mod common;"),
+        ("crates/a/tests/it/common.rs", ""),
+        ("crates/a/tests/it/forgotten.rs", ""),
+        ("crates/a/tests/alone.rs", ""),
+        ("crates/a/tests/unlisted.rs", ""),
+        ("crates/a/tests/many/main.rs", ""),
     ]
     .map(|(p, t)| (PathBuf::from(p), t.to_owned()))
     .into();
     let found = broken(|r| dead_files(&files, r));
-    assert_eq!(found, ["crates/a/src/d.rs is reached by no mod"]);
+    let dead = ["src/d", "tests/it/forgotten", "tests/many/main", "tests/unlisted"];
+    assert_eq!(found, dead.map(|file| format!("crates/a/{file}.rs is reached by no mod")));
 }

@@ -14,7 +14,7 @@
 mod failing;
 mod load;
 #[allow(dead_code, reason = "other test programs use the rest")]
-#[path = "../../../oleo-sim/tests/proof/ours.rs"]
+#[path = "../../../oleo-sim/tests/it/ours.rs"]
 mod ours;
 mod verifying;
 mod worker;

@@ -9,7 +9,7 @@ use oleo_nbd::ServeOptions;
 
 use raw::{Raw, Running, WRITE};
 
-#[path = "../server/raw.rs"]
+#[path = "../it/server/raw.rs"]
 #[allow(dead_code, reason = "made for more than this")]
 mod raw;
 

@@ -1,0 +1,5 @@
+//! All integration tests of `oleo-sim` in one program: it is linked once, and the runner queues its tests with all others.
+
+mod crash;
+mod ours;
+mod proof;
