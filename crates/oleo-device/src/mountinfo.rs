@@ -14,6 +14,8 @@ pub struct Mount {
     pub id: String,
     /// The device that files on it show, as "major:minor".
     pub device: String,
+    /// The directory of the file system that it shows.
+    pub root: PathBuf,
     /// The directory it is on.
     pub at: PathBuf,
     /// The source of the mount.
@@ -44,7 +46,7 @@ pub fn mount_on(dir: &Path) -> io::Result<Option<Mount>> {
 }
 
 impl Mount {
-    /// Fields 1, 3, 5 and 6 of a line and, after the lone "-", 1 to 3.
+    /// Fields 1 and 3 to 6 of a line and, after the lone "-", 1 to 3.
     fn parse(line: &[u8]) -> Option<Mount> {
         let fields: Vec<&[u8]> = line.split(|&b| b == b' ').collect();
         let dash = fields.iter().position(|f| *f == b"-")?;
@@ -57,6 +59,7 @@ impl Mount {
         Some(Mount {
             id: text(0)?,
             device: text(2)?,
+            root: path(3)?,
             at: path(4)?,
             source: path(dash + 2)?,
             read_only,
@@ -98,6 +101,7 @@ mod tests {
         assert_eq!(mount.at, Path::new("/mnt/a b"));
         assert_eq!(mount.source, Path::new("/dev/loop11"));
         assert_eq!((mount.id.as_str(), mount.device.as_str()), ("36", "98:0"));
+        assert_eq!(mount.root, Path::new("/"));
         assert_eq!((mount.read_only, mount.user), (false, None));
         let line = b"36 35 0:50 / /m ro,noatime - fuse.oleo /i rw,user_id=1000,group_id=5,allow_other";
         assert_eq!(Mount::parse(line).map(|m| (m.read_only, m.user)), Some((true, Some(1000))));
