@@ -14,8 +14,8 @@
 //!
 //! A trap: the kernel remembers every btrfs device it has seen, by file system id. It takes two images with the same
 //! id, on different loop devices, for one file system on two paths: the second is refused or, worse, joined to the
-//! first. So loop devices are forgotten (`btrfs device scan --forget`) after each unmount, and tests that run side by
-//! side must not share an id.
+//! first. So loop devices are forgotten (`btrfs device scan --forget`) after each unmount, and a process that attaches an
+//! id keeps others from attaching it meanwhile ([`claims`]). Tests of one process must not share an id.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -29,6 +29,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use oleo_format::{Incompat, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 
+mod claims;
 mod qgroups;
 mod verdict;
 pub use qgroups::{ShownQgroup, ShownQgroups};
@@ -207,11 +208,14 @@ pub struct Loop {
     /// The kernel's record of the file below the device; it changes when the file is removed.
     backing: PathBuf,
     was: Vec<u8>,
+    // Dropped after the device is detached.
+    _claim: Option<claims::Claim>,
 }
 
 impl Loop {
     /// Attaches the next free loop device to a file.
     pub fn attach(file: &Path, read_only: ReadOnly) -> Result<Loop> {
+        let claim = claims::claim(file)?;
         let mut args: Vec<&OsStr> = vec!["--find".as_ref(), "--show".as_ref()];
         if read_only == ReadOnly::Yes {
             args.push("--read-only".as_ref());
@@ -226,7 +230,7 @@ impl Loop {
                     let name = device.file_name().context("a device without a name")?;
                     let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
                     let was = fs::read(&backing)?.trim_ascii_end().to_vec();
-                    return Ok(Loop { device, backing, was });
+                    return Ok(Loop { device, backing, was, _claim: claim });
                 }
                 Err(e) => last = Some(e),
             }
@@ -381,7 +385,21 @@ impl Oracle {
         }
         let mut args: Vec<&OsStr> = vec!["-t".as_ref(), kind.as_ref(), "-o".as_ref(), all.as_ref()];
         args.extend([first.path().as_os_str(), own.path().as_os_str()]);
-        run("mount", &args).with_context(|| format!("the kernel does not mount it{}", kernel_says(first.path())))?;
+        // Programs of other tests that search all block devices have one open for a moment. The kernel then says that it is
+        // busy, or that there is no such file.
+        let passes = |e: &anyhow::Error| {
+            let text = format!("{e:#}");
+            text.contains("busy") || text.contains("No such file")
+        };
+        let mut mounted = run("mount", &args);
+        for _ in 0..BUSY_RETRIES_MAX {
+            if !mounted.as_ref().is_err_and(passes) {
+                break;
+            }
+            std::thread::sleep(BUSY_WAIT);
+            mounted = run("mount", &args);
+        }
+        mounted.with_context(|| format!("the kernel does not mount it{}", kernel_says(first.path())))?;
         let dir = MountPoint { path: own.path().to_owned(), mounted: true };
         Ok(Mounted { dir, _loops: loops, _own: Some(own) })
     }
@@ -421,9 +439,14 @@ impl Oracle {
 
 /// Whether a device is of a volume that may have chunks with parity.
 fn has_parity(device: &Path) -> bool {
+    read_super(device).is_some_and(|sb| sb.features().incompat.contains(Incompat::RAID56))
+}
+
+/// Reads the first superblock of a device or image; `None` if there is none.
+fn read_super(device: &Path) -> Option<SuperBlock> {
     let mut bytes = vec![0; SUPER_LEN];
-    let read = File::open(device).and_then(|file| file.read_exact_at(&mut bytes, SUPER_OFFSETS[0]));
-    read.is_ok() && SuperBlock::read(&bytes).is_ok_and(|sb| sb.features().incompat.contains(Incompat::RAID56))
+    File::open(device).ok()?.read_exact_at(&mut bytes, SUPER_OFFSETS[0]).ok()?;
+    SuperBlock::read(&bytes).ok()
 }
 
 /// `btrfs check` of a file or device in a namespace without other block devices than those given. It searches all that

@@ -12,32 +12,29 @@ use std::time::{Duration, Instant};
 
 use oleo_fuse::{MountError, MountOptions, Mounted, Plan, Stopper, Uring, detach};
 use oleo_sim::oracle::skip;
-use parking_lot::{Mutex, MutexGuard};
 
 /// The switch that root sets.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// How long a mount may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The switch is one for the whole machine: tests that need it take turns.
-static TURN: Mutex<()> = Mutex::new(());
-
 /// The switch in a position, and back in the old one when dropped.
 struct Switch {
     before: String,
-    _turn: MutexGuard<'static, ()>,
+    /// Locked: the switch is one for the whole machine, so tests that need it take turns. They are processes of their own.
+    _turn: fs::File,
 }
 
 impl Switch {
     /// `None`, with the reason printed, if it cannot be moved.
     fn to(position: &str) -> Option<Switch> {
-        let turn = TURN.lock();
         if !rustix::process::geteuid().is_root() {
             skip("only root switches FUSE over io_uring");
             return None;
         }
         // The module may not be loaded before its device is opened.
-        let _device = fs::File::open("/dev/fuse");
+        let turn = fs::File::open("/dev/fuse").unwrap();
+        turn.lock().unwrap();
         let Ok(before) = fs::read_to_string(SWITCH) else {
             skip(&format!("this kernel has no FUSE over io_uring ({SWITCH})"));
             return None;
