@@ -45,17 +45,18 @@ impl Moto {
         if let Ok(other) = std::env::var(OTHER) {
             return Moto::other(&other);
         }
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/venv/bin/moto_server");
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/venv/bin/python");
         ensure!(program.exists(), "{} is missing (scripts/test installs what tests need)", program.display());
         let own = Scratch::new()?;
         let log = own.path().join("log");
         let out = File::create(&log)?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let script = "\"$0\" -H 127.0.0.1 -p \"$1\" </dev/null & read -r end; kill $!; wait $!";
+        let script = "\"$0\" -c \"$2\" \"$1\" </dev/null & read -r end; kill $!; wait $!";
         let shell = Command::new("sh")
             .args(["-c", script])
             .arg(&program)
             .arg(address.port().to_string())
+            .arg(include_str!("moto.py"))
             .stdin(Stdio::piped())
             .stdout(out.try_clone()?)
             .stderr(out)

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hasher};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -296,11 +297,9 @@ fn sound_volumes_are_left_alone() {
         let Some(made) = Made::by_kernel(data, metadata, devices) else { return };
         let bytes = || -> Vec<u64> {
             let sum = |image: &PathBuf| {
-                std::fs::read(image).unwrap().chunks(8).fold(0u64, |sum, word| {
-                    let mut padded = [0; 8];
-                    padded[..word.len()].copy_from_slice(word);
-                    sum.rotate_left(5) ^ u64::from_le_bytes(padded)
-                })
+                let mut sum = DefaultHasher::new();
+                sum.write(&std::fs::read(image).unwrap());
+                sum.finish()
             };
             made.images.iter().map(sum).collect()
         };

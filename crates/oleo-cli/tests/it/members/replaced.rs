@@ -222,7 +222,14 @@ fn of_the_kernel() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    let begun = Instant::now();
+    let status = || oleo_sim::oracle::run("btrfs", ["replace", "status", "-1", &top]).unwrap();
+    while !status().contains("% done") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", status());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // The kernel notes in a commit how far it is.
+    std::thread::sleep(Duration::from_millis(500));
     mounted.sync().unwrap();
     for name in ["a", "new"] {
         fs::copy(dir.join(name), dir.join(format!("{name}.then"))).unwrap();
