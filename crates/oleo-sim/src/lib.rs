@@ -9,6 +9,7 @@
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
 //! - [`faulty`]: a device that fails as a test asks for.
 //! - [`gate`]: a device in memory that makes writes wait.
+//! - [`budget`]: how much a seeded proof tries in CI and at night.
 //! - [`crash`]: which states a crash may leave of a run, and which of them are right.
 //! - [`store`]: an object store and its clients, with everything that networks do to requests.
 //! - [`moto`], [`proxy`]: a server that speaks as S3 does, and a connection to it that delays and breaks.
@@ -21,6 +22,7 @@
 //! This crate uses nothing of the engine but `oleo-format` and `oleo-device`, so that any crate may use it in its
 //! tests; proofs that need the library are in `tests/`.
 
+pub mod budget;
 pub mod crash;
 pub mod disk;
 pub mod faulty;

@@ -10,6 +10,7 @@ use anyhow::Result;
 use oleo_check::{CheckOptions, Finding, Kind, Severity, check};
 use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_format::{CheckedNode, Key, LeafBuilder};
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::{Oracle, Scratch, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_sim::rot::{Damage, Rot};
@@ -99,15 +100,14 @@ fn surgery(rot: &Rot, rng: &mut Rng) -> Option<(Key, &'static str, Damage)> {
 #[test]
 fn what_btrfs_check_finds_we_find() {
     let Some(oracle) = oracle() else { return };
-    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let (from, count) = (number("OLEO_SEED").unwrap_or(0), number("OLEO_SEEDS").unwrap_or(150));
     let scratch = oracle.scratch().unwrap();
     let image = make(oracle, &scratch, "-n 4096").unwrap();
     assert_eq!(findings(&image).unwrap(), []);
     let rot = Rot::survey(&image).unwrap();
     let (mut both, mut none, mut only_we) = (0, 0, 0);
     let mut missed = Vec::new();
-    for seed in from..from + count {
+    let seeds = budget().seeds(0, 60, 150);
+    for seed in seeds {
         let mut rng = Rng::new(seed);
         let (what, damage) = if rng.below(3) == 0 {
             ("random".to_owned(), rot.random(&mut rng).unwrap())

@@ -10,6 +10,7 @@ use oleo_format::{Compression, CsumType, InodeFlags, TreeId};
 use oleo_fs::data::{CloneRange, Compress, Dedupe, KeepSize, Prepared, Stamp, Whole};
 use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SetAttr};
 use oleo_mkfs::{FeatureSet, MkfsOptions, make};
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
@@ -424,9 +425,7 @@ fn play(oracle: &Oracle, case: &Case, seed: u64, steps: usize) -> anyhow::Result
 #[test]
 fn like_arrays() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    let seeds: u64 = std::env::var("OLEO_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    let first: u64 = std::env::var("OLEO_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    for seed in first..first + seeds {
+    for seed in budget().seeds(1, 1, 1) {
         for (i, compress) in
             [None, Some(Compression::Zstd), Some(Compression::Lzo), Some(Compression::Zlib)].into_iter().enumerate()
         {

@@ -12,6 +12,7 @@ use oleo_fs::{
     SetAttr, SnapshotOptions, Time, XattrMode, errno,
 };
 use oleo_mkfs::{MkfsOptions, make};
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::oracle;
 use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
@@ -602,9 +603,8 @@ impl Run {
 fn names_behave_like_a_plain_tree() -> Result<()> {
     let dir = std::env::temp_dir().join(format!("oleo-names-{}", std::process::id()));
     std::fs::create_dir_all(&dir)?;
-    let seeds: u64 = std::env::var("OLEO_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(4);
-    let first: u64 = std::env::var("OLEO_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    for seed in first..first + seeds {
+    // One of each node size.
+    for seed in budget().seeds(1, 3, 4) {
         let image = scratch_file(&dir, &format!("names-{seed}.img"));
         run_seed(&image, seed).with_context(|| format!("seed {seed}"))?;
         std::fs::remove_file(&image)?;

@@ -9,6 +9,7 @@ use oleo_format::TreeId;
 use oleo_fs::data::CloneRange;
 use oleo_fs::{Fs, NewInode, NewKind, NewSubvol, SnapshotOptions};
 use oleo_jobs::{QgroupChange, Recount, qgroup_change, quota, quota_enable, quota_enable_simple, quota_rescan};
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::{Mounted, Oracle, ShownQgroup, ShownQgroups, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{QgroupId, QgroupLimit};
@@ -308,19 +309,12 @@ fn play(oracle: Oracle, seed: u64, simple: bool) -> anyhow::Result<()> {
 #[test]
 fn full_quotas_do_as_the_kernels() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    seeds(1..4).try_for_each(|seed| play(oracle, seed, false))
+    budget().seeds(1, 2, 3).try_for_each(|seed| play(oracle, seed, false))
 }
 
 /// Goal: the same with simple quotas.
 #[test]
 fn simple_quotas_do_as_the_kernels() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    seeds(101..104).try_for_each(|seed| play(oracle, seed, true))
-}
-
-/// Those of the test, or of `OLEO_QUOTA_SEEDS=1000..1100`.
-fn seeds(usual: std::ops::Range<u64>) -> std::ops::Range<u64> {
-    let wanted = std::env::var("OLEO_QUOTA_SEEDS").ok();
-    let parsed = wanted.as_deref().and_then(|text| text.split_once(".."));
-    parsed.and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?)).unwrap_or(usual)
+    budget().seeds(101, 2, 3).try_for_each(|seed| play(oracle, seed, true))
 }

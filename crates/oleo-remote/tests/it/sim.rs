@@ -24,6 +24,7 @@ use oleo_device::{Device, DeviceError, ExtentKind};
 use oleo_remote::format::head::Head;
 use oleo_remote::format::pins::PinKind;
 use oleo_remote::{KeySource, Mistake, RemoteDevice, StoreOptions, create, pins, unpin};
+use oleo_sim::budget::budget;
 use oleo_sim::rng::Rng;
 use oleo_sim::store::volumes::{Since, Volumes};
 use oleo_sim::store::{Faults, World};
@@ -395,30 +396,21 @@ fn play_all(seeds: Range<u64>, faults: Faults, wrong: Wrong) -> (Option<String>,
     (found.into_inner().expect("lock").map(|(_, what)| what), sum.into_inner().expect("lock"))
 }
 
-/// The seeds of CI: some times as many as the rarest mistake needs to be found.
-const SEEDS: Range<u64> = 0..20_000;
+/// Seeds of the full proof: several times as many as the rarest mistake needs to be found.
+const SEEDS_FULL: u64 = 20_000;
 
-/// The seeds that were asked for.
-fn asked() -> Option<Range<u64>> {
-    let text = std::env::var("OLEO_REMOTE_SEEDS").ok()?;
-    let (from, to) = text.split_once("..")?;
-    Some(from.parse().ok()?..to.parse().ok()?)
+/// Returns the seeds of `OLEO_REMOTE_SEEDS=FROM..TO`, or those of the budget.
+fn seeds_of(ci: u64, full: u64) -> Range<u64> {
+    let Ok(text) = std::env::var("OLEO_REMOTE_SEEDS") else { return budget().seeds(0, ci, full) };
+    let parsed = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    parsed.unwrap_or_else(|| panic!("OLEO_REMOTE_SEEDS={text} is not FROM..TO"))
 }
 
 /// Goal: nothing that was promised is lost, nothing of a writer that was overtaken appears, and every reader has one moment,
 /// whatever the network does. Method: see the module's text; some of the runs without faults, which must do more.
 #[test]
 fn seeds() {
-    nothing_is_lost(asked().unwrap_or(SEEDS));
-}
-
-#[test]
-#[ignore = "more seeds, some minutes: `cargo xtask nightly`"]
-fn more_seeds() {
-    nothing_is_lost(SEEDS.end..60_000);
-}
-
-fn nothing_is_lost(seeds: Range<u64>) {
+    let seeds = seeds_of(2000, SEEDS_FULL);
     let some = seeds.start..seeds.start + (seeds.end - seeds.start) / 16;
     let (wrong, tally) = play_all(some, Faults::NONE, Wrong::Nothing);
     assert_eq!(wrong, None);
@@ -432,7 +424,7 @@ fn nothing_is_lost(seeds: Range<u64>) {
 }
 
 /// Goal: the runs can find what they look for. Method: a store, or a way of using it, that is wrong; each must be found within
-/// the seeds of CI.
+/// the seeds of the full proof; the search ends with the first.
 #[test]
 fn what_is_wrong_is_found() {
     let makes = [Mistake::DeletesUnpublished, Mistake::FreesNamedRows, Mistake::OwnOrphans];
@@ -444,7 +436,7 @@ fn what_is_wrong_is_found() {
     for (wrong, faults) in all.map(|wrong| (wrong, FAULTS)).chain([(Wrong::Nothing, stale)]) {
         let name =
             if wrong == Wrong::Nothing { "heads that are older than they were".into() } else { format!("{wrong:?}") };
-        match play_all(asked().unwrap_or(SEEDS), faults, wrong).0 {
+        match play_all(seeds_of(SEEDS_FULL, SEEDS_FULL), faults, wrong).0 {
             Some(found) => println!("{name}: {found}"),
             None => missed.push(name),
         }

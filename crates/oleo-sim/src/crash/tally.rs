@@ -125,14 +125,14 @@ impl Tally {
     }
 
     /// # Panics
-    /// If fewer promises were tested, or fewer states had a log to be replayed, than this: a run that makes no promise
-    /// breaks none.
+    /// If fewer promises were tested, or fewer states had a log to be replayed, than this for each hundred scripts: a run
+    /// that makes no promise breaks none.
     pub fn must_have_tested(&self, promises: u64, with_log: u64) {
-        let least = |usual: u64| usual * percent().min(100) / 100;
+        let least = |of_hundred: u64| of_hundred * self.runs / 100;
         let (promises, with_log) = (least(promises), least(with_log));
-        let Tally { promises: made, with_log: logs, .. } = self;
-        assert!(*made >= promises, "only {made} promises were tested, not {promises}");
-        assert!(*logs >= with_log, "only {logs} states had a log, not {with_log}");
+        let Tally { runs, promises: made, with_log: logs, .. } = self;
+        assert!(*runs > 0 && *made >= promises, "{runs} scripts tested only {made} promises, not {promises}");
+        assert!(*logs >= with_log, "only {logs} states of {runs} scripts had a log, not {with_log}");
     }
 
     /// # Panics
@@ -171,22 +171,6 @@ impl Tally {
 /// Tells counts. Not println!: the test runner swallows that of tests that pass.
 pub fn say(line: &str) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
-}
-
-/// `OLEO_CRASH_SHARE`, a number of percent; in CI never less than all.
-fn percent() -> u64 {
-    let percent = std::env::var("OLEO_CRASH_SHARE").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
-    if std::env::var_os("CI").is_some() { percent.max(100) } else { percent }
-}
-
-/// So many for CI; `OLEO_CRASH_SHARE` makes it as many times more, in percent.
-pub fn share(usual: u64) -> u64 {
-    (usual * percent()).div_ceil(100)
-}
-
-/// The first seed of a test: the usual one, and `OLEO_CRASH_OFFSET` more.
-pub fn seed_from(usual: u64) -> u64 {
-    usual + std::env::var("OLEO_CRASH_OFFSET").ok().and_then(|s| s.parse().ok()).unwrap_or(0)
 }
 
 /// Works through all scripts on all cores.

@@ -237,11 +237,6 @@ impl Ours {
         self.run(op)
     }
 
-    /// Everything as it is, written out or not.
-    pub fn try_manifest(&self) -> Result<Manifest> {
-        Manifest::of(&OleoTree::below(self.image(), self.start()?), Detail::default())
-    }
-
     fn opened(&self) -> Result<Image> {
         open(&self.devices, self.options.clone().access(oleo::Access::Write))
     }

@@ -6,7 +6,6 @@
 
 mod aged;
 mod bad_input;
-mod crash;
 mod full;
 mod log_replay;
 mod matrix;

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use oleo_fs::data::{CloneRange, KeepSize};
 use oleo_fs::{FileKind, Follow, FsError, FsOptions, InodeRef, NewInode, NewKind, RenameMode, XattrMode};
+use oleo_sim::budget::budget;
 use oleo_sim::rng::Rng;
 use oleo_txn::Need;
 
@@ -360,12 +361,10 @@ fn run(form: &[&str], seed: u64, crashes: usize, stages: Stages) {
     assert!(stages == Stages::Some || by_stages == 0, "{stats:?}");
 }
 
-/// Goal: as the module says. Method: a few seeds on each form of volume; `OLEO_LOG_SEEDS=100..200` runs others.
+/// Goal: as the module says. Method: a seed on each form of volume.
 #[test]
 fn random_operations() {
-    let seeds = std::env::var("OLEO_LOG_SEEDS").unwrap_or_default();
-    let (from, to) = seeds.split_once("..").map_or((1, 2), |(a, b)| (a.parse().unwrap(), b.parse().unwrap()));
-    for seed in from..to {
+    for seed in budget().seeds(1, 1, 1) {
         for form in FORMS {
             run(form, seed, 15, Stages::None);
             run(form, seed, 10, Stages::Some);

@@ -238,7 +238,7 @@ fn play_all(mut seeds: std::ops::Range<u64>, faults: Faults, wrong: Wrong) -> (O
 /// the module's text; some runs without faults.
 #[test]
 fn streams() {
-    let seeds = crate::sim::asked().unwrap_or(0..1500);
+    let seeds = crate::sim::seeds_of(200, 1500);
     let (wrong, tally) =
         play_all(seeds.start..seeds.start + (seeds.end - seeds.start) / 8, Faults::NONE, Wrong::Nothing);
     assert_eq!(wrong, None);

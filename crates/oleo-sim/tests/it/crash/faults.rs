@@ -9,7 +9,7 @@ use oleo_sim::script::{Op, Style};
 use oleo_space::FaultSpec;
 
 use crate::crash::run::{Base, Run, Shape, Way, Wrong};
-use crate::crash::tally::{Tally, say, share, verify_script, verify_wrong};
+use crate::crash::tally::{Tally, say, verify_script, verify_wrong};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -152,7 +152,7 @@ fn each_request_for_space_is_refused() {
     assert!(refused > 10, "only {refused}");
     tally.must_be_clean("runs with refusals", |s| verify_script(&base, s, &kinds, 0, None));
     // Fewer than one for each operation: what is reserved ahead serves several.
-    tally.must_have_tested(3000, 550);
+    tally.must_have_tested(2400, 400);
 }
 
 /// Goal: a commit that finds no block for a tree, despite its reservation, stops the file system with the old state
@@ -186,11 +186,12 @@ fn each_tree_block_is_refused() {
 #[test]
 fn the_disk_is_full() {
     const STEP: u64 = 16 << 10;
+    const ROOMS: u64 = 24;
     let base = Base::new(Shape::BARE, &setup());
     let kinds = Kinds { flushes: true, writes: false, steps: true, some: 1, torn: 1 };
     let script = script();
     let (mut refused, mut tally) = (0, Tally::default());
-    for room in 0..share(24) {
+    for room in 0..ROOMS {
         let base = base.filled(room * STEP);
         let run = base.run(&script, None);
         let refusals = run.results.iter().filter(|r| r.as_ref().is_err_and(|e| e.errno() == ENOSPC)).count();
@@ -201,5 +202,5 @@ fn the_disk_is_full() {
     say(&format!("crash: faults: of {} runs on a nearly full disk {refused} were refused something", tally.runs));
     assert!(refused > 3, "only {refused}");
     tally.must_be_clean("runs on a nearly full disk", |s| verify_script(&base, s, &kinds, 0, None));
-    tally.must_have_tested(120, 400);
+    tally.must_have_tested(450, 1600);
 }

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use oleo_sim::budget::budget;
 use oleo_sim::crash::ace::{sample, setup};
 use oleo_sim::crash::model::{Commit, History, Step, verify};
 use oleo_sim::crash::pages::Contents;
@@ -25,14 +26,12 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::crash::run::{Base, Shape, Way};
 use crate::crash::tally::{Failure, Tally, in_parallel, say};
 
-/// About as many states as the tests of this program verify in CI, all together.
-const STATES_OF_CI: u64 = 143_000;
-/// States of ours that the kernel mounts in CI.
-const KERNEL_STATES: u64 = STATES_OF_CI / 100;
+/// States of ours that the kernel mounts in CI, and in full: a hundredth of as many as all tests of `crash` verify then.
+const KERNEL_STATES: (u64, u64) = (150, 1430);
 /// States of one run among them.
 const STATES_OF_RUN: usize = 8;
-/// Crashes of the kernel's, each mounted two or three times.
-const KERNEL_CRASHES: u64 = 150;
+/// Crashes of the kernel's in CI, and in full, each mounted two or three times.
+const KERNEL_CRASHES: (u64, u64) = (20, 150);
 
 /// A kernel mount whose subvolumes are identified by their numbers, which stay, and not by device numbers, which do
 /// not.
@@ -354,28 +353,19 @@ fn the_kernel_verifies(oracle: Oracle, first: u64, count: u64) -> Tally {
 }
 
 /// Goal: the kernel mounts the states of our crashes, replaying our log, and finds what was promised; `btrfs check`
-/// agrees. Method: some states of each of some scripts, a hundredth of as many as all tests here verify, on one disk and
-/// two, with quota and without, torn ones among them; never one with a torn superblock, which the kernel cannot use.
+/// agrees. Method: some states of each of some scripts, on one disk and two, with quota and without, torn ones among them;
+/// never one with a torn superblock, which the kernel cannot use.
 #[test]
 fn the_kernel_opens_ours() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
-    let tally = the_kernel_verifies(oracle, 0, crate::crash::tally::share(KERNEL_STATES));
+    let count = budget().count(KERNEL_STATES.0, KERNEL_STATES.1);
+    let tally = the_kernel_verifies(oracle, budget().first_seed(0), count);
     let (states, torn) = (tally.states, tally.torn);
-    say(&format!("crash: the kernel verified {states} of about {STATES_OF_CI} states, {torn} of them torn"));
+    say(&format!("crash: the kernel verified {states} states, {torn} of them torn"));
     tally.must_be_clean("states of ours that the kernel mounted and btrfs check verified", |_| Tally::default());
-    tally.must_have_tested(KERNEL_STATES, KERNEL_STATES / 4);
-    assert!(states >= crate::crash::tally::share(KERNEL_STATES), "only {states} states");
+    tally.must_have_tested(200, 100);
+    assert!(states >= count, "only {states} states");
     assert!(torn * 10 >= states * 3, "only {torn} torn states of {states}");
-}
-
-/// The same for twenty times as many, of other scripts.
-#[test]
-#[ignore = "takes half an hour: `cargo xtask nightly`"]
-fn the_kernel_opens_more() {
-    let Some(oracle) = oleo_sim::oracle::oracle() else { return };
-    let tally = the_kernel_verifies(oracle, 100_000, 20 * KERNEL_STATES);
-    tally.must_be_clean("a fifth of as many states as all tests verify, mounted by the kernel", |_| Tally::default());
-    tally.must_have_tested(20 * KERNEL_STATES, 4 * KERNEL_STATES);
 }
 
 /// Goal: we open the states of the kernel's crashes, replaying its log, and find what it promised; so does the kernel,
@@ -385,9 +375,10 @@ fn we_open_the_kernels() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
     let small = KernelBase::new(oracle, &setup()).unwrap();
     let empty = KernelBase::new(oracle, &[]).unwrap();
-    let mut rng = Rng::new(2);
+    let seeds = budget().seeds(0, KERNEL_CRASHES.0, KERNEL_CRASHES.1);
+    let mut rng = Rng::new(seeds.start + 2);
     let (mut ours, mut kernels) = (Tally::default(), Tally::default());
-    for nth in 0..crate::crash::tally::share(KERNEL_CRASHES) {
+    for nth in seeds {
         let (base, script) = match nth % 4 {
             0 => {
                 let mut script = generate(nth, &Mix { steps: 60, ..crate::crash::random::mix(nth) });
@@ -418,7 +409,7 @@ fn we_open_the_kernels() {
         tally
     };
     ours.must_be_clean("crashes of the kernel, opened by us", |s| again(s, true));
-    ours.must_have_tested(500, 35);
+    ours.must_have_tested(250, 5);
     kernels.must_be_clean("crashes of the kernel, opened by the kernel", |s| again(s, false));
 }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_device::Device;
+use oleo_sim::budget::budget;
 use oleo_sim::crash::loss::Loss;
 use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::seen::Seen;
@@ -12,7 +13,7 @@ use oleo_sim::script::{Mix, Op, Style, generate};
 
 use crate::crash::random::mix;
 use crate::crash::run::{Base, Run, Shape, Wrong, look_before_log, open, options};
-use crate::crash::tally::{Failure, Tally, in_parallel, seed_from, share};
+use crate::crash::tally::{Failure, Tally, in_parallel};
 use crate::ours::Ours;
 
 /// The states: whatever is between two flushes.
@@ -116,12 +117,13 @@ fn verify_losses(base: &Base, shape: Shape, script: &[Op], seed: u64, wrong: Opt
 
 fn scripts(what: &str, shape: Shape, first: u64, count: u64) {
     let base = Base::new(shape, &[]);
-    let tally = in_parallel(share(count) as usize, |i| {
-        let seed = seed_from(first) + i as u64;
+    let seeds = budget().seeds(first, count.div_ceil(4), count);
+    let tally = in_parallel((seeds.end - seeds.start) as usize, |i| {
+        let seed = seeds.start + i as u64;
         verify_losses(&base, shape, &script(seed), seed, None)
     });
     tally.must_be_clean(what, |s| verify_losses(&base, shape, s, 0, None));
-    tally.must_have_tested(3 * count, 5 * count);
+    tally.must_have_tested(200, 300);
 }
 
 /// Goal: after a crash, and then the loss of a disk, all promises are kept. Method: random scripts on RAID5, data and metadata; states at flushes, and between them
@@ -135,14 +137,15 @@ fn raid5_of_four() {
 #[test]
 fn raid5_with_small_files() {
     let base = Base::new(Shape::RAID5, &[]);
-    let tally = in_parallel(share(4) as usize, |i| {
-        let seed = seed_from(53_000) + i as u64;
+    let seeds = budget().seeds(53_000, 2, 4);
+    let tally = in_parallel((seeds.end - seeds.start) as usize, |i| {
+        let seed = seeds.start + i as u64;
         verify_losses(&base, Shape::RAID5, &small_files(seed), seed, None)
     });
     tally.must_be_clean("small files on raid5, then without each disk", |s| {
         verify_losses(&base, Shape::RAID5, s, 0, None)
     });
-    tally.must_have_tested(40, 4);
+    tally.must_have_tested(700, 50);
 }
 
 /// Goal: the same for any two disks of RAID6.

@@ -11,6 +11,7 @@ use oleo::devices::ReplaceState;
 use oleo::mkfs::Profile;
 use oleo::{Device, Image};
 use oleo_format::DevId;
+use oleo_sim::budget::budget;
 use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::record::{Event, Journal, Recorder};
 use oleo_sim::crash::states::{Cut, Kinds, Maker, cuts, progress};
@@ -20,7 +21,7 @@ use oleo_sim::script::{Op, Style};
 use oleo_volume::{Candidate, read_super};
 
 use crate::crash::run::{Base, DISK_LEN, Quota, Shape, check_without, options};
-use crate::crash::tally::{Failure, Tally, in_parallel, seed_from, share};
+use crate::crash::tally::{Failure, Tally, in_parallel};
 
 /// The states: after every write, and between any two flushes with any choice of writes, whole and torn.
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 1, torn: 1 };
@@ -330,13 +331,13 @@ fn verify(case: Case, seed: u64) -> Tally {
 }
 
 fn cases(what: &str, change: Change, on: &[(Profile, usize)], first: u64) {
-    let count = share(2 * on.len() as u64) as usize;
-    let tally = in_parallel(count, |i| {
+    let seeds = budget().seeds(first, on.len() as u64, 2 * on.len() as u64);
+    let tally = in_parallel((seeds.end - seeds.start) as usize, |i| {
         let (profile, disks) = on[i % on.len()];
-        verify(Case { change, profile, disks }, seed_from(first) + i as u64)
+        verify(Case { change, profile, disks }, seeds.start + i as u64)
     });
     tally.must_be_clean(what, |_| Tally::default());
-    tally.must_have_tested((count * FILES) as u64, 0);
+    tally.must_have_tested(100 * FILES as u64, 0);
 }
 
 /// Goal: whenever the power fails while a device is added, the volume is whole with the devices that say that they are of it, and so without any that may be lost.

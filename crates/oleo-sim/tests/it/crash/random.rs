@@ -1,10 +1,11 @@
 //! Random scripts with many promises, over every shape of file system.
 
+use oleo_sim::budget::budget;
 use oleo_sim::crash::states::Kinds;
 use oleo_sim::script::{Mix, Op, generate};
 
 use crate::crash::run::{Base, Shape};
-use crate::crash::tally::{in_parallel, say, seed_from, share, verify_script};
+use crate::crash::tally::{Tally, in_parallel, say, verify_script};
 use crate::ours::Mover;
 
 /// Which states are verified.
@@ -24,110 +25,112 @@ pub fn mix(seed: u64) -> Mix {
     }
 }
 
-/// Verifies some states of each of these scripts.
-fn scripts(what: &str, shape: Shape, first: u64, count: u64) {
-    let base = Base::new(shape, &[]);
-    let tally = in_parallel(share(count) as usize, |i| {
-        let seed = seed_from(first) + i as u64;
-        verify_script(&base, &generate(seed, &mix(seed)), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean(what, |s| verify_script(&base, s, &KINDS, 0, None));
-    // A third of them has few.
-    tally.must_have_tested(25 * count, 50 * count);
+/// Scripts of each proof in CI. `mutants::the_order_matters` finds each mistake with fewer.
+const SCRIPTS_CI: u64 = 8;
+/// States of each script.
+const STATES: usize = 100;
+
+/// A proof over random scripts.
+struct Proof {
+    what: &'static str,
+    /// The first seed, and how many scripts there are in full.
+    seeds: (u64, u64),
+    /// Promises, and states with a log, of a hundred scripts at least.
+    least: (u64, u64),
+}
+
+impl Proof {
+    /// Verifies states of each script; each runs on the base that its seed selects. Returns the counts, which are clean.
+    fn run(&self, bases: &[Base], script: impl Fn(u64) -> Vec<Op> + Sync) -> Tally {
+        let (named, full) = self.seeds;
+        let seeds = budget().seeds(named, SCRIPTS_CI, full);
+        let tally = in_parallel((seeds.end - seeds.start) as usize, |i| {
+            let seed = seeds.start + i as u64;
+            let base = &bases[(seed % bases.len() as u64) as usize];
+            verify_script(base, &script(seed), &KINDS, seed, Some(STATES))
+        });
+        tally.must_be_clean(self.what, |script| {
+            let mut all = Tally::default();
+            for base in bases {
+                all.add(verify_script(base, script, &KINDS, 0, None));
+            }
+            all
+        });
+        tally.must_have_tested(self.least.0, self.least.1);
+        tally
+    }
+}
+
+/// Verifies scripts of the usual mix on one shape.
+fn usual_scripts(what: &'static str, shape: Shape, seeds: (u64, u64)) {
+    // A third of the scripts has few promises.
+    let proof = Proof { what, seeds, least: (1500, 3000) };
+    proof.run(&[Base::new(shape, &[])], |seed| generate(seed, &mix(seed)));
 }
 
 /// Goal: nothing promised is lost, and nothing is half done, whatever was done before.
 #[test]
 fn one_copy() {
-    scripts("random scripts, one copy of everything", Shape::BARE, 0, 90);
+    usual_scripts("random scripts, one copy of everything", Shape::BARE, (0, 90));
 }
 
 #[test]
 fn as_usual() {
-    scripts("random scripts, as made by default", Shape::USUAL, 1000, 30);
+    usual_scripts("random scripts, as made by default", Shape::USUAL, (1000, 30));
 }
 
 #[test]
 fn two_disks() {
-    scripts("random scripts, two disks", Shape::PAIR, 2000, 30);
+    usual_scripts("random scripts, two disks", Shape::PAIR, (2000, 30));
 }
 
-/// Goal: what changes files and directories that are to keep every change (`chattr +S`, `+D`) is durable when it returns.
+/// Goal: changes of files and directories that are to keep every change (`chattr +S`, `+D`) are durable when they return.
 /// Method: scripts that set the flags now and then and ask for little else.
 #[test]
 fn with_flags_that_keep() {
     let bases = [Shape::BARE, Shape::PAIR].map(|shape| Base::new(shape, &[]));
-    let script = |seed| generate(seed, &Mix { promises: 3, keeps: 8, ..mix(seed) });
-    let tally = in_parallel(share(24) as usize, |i| {
-        let seed = seed_from(12_000) + i as u64;
-        verify_script(&bases[i % 2], &script(seed), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean("random scripts with flags that keep", |s| verify_script(&bases[0], s, &KINDS, 0, None));
-    tally.must_have_tested(500, 500);
+    let proof = Proof { what: "random scripts with flags that keep", seeds: (12_000, 24), least: (1000, 1000) };
+    proof.run(&bases, |seed| generate(seed, &Mix { promises: 3, keeps: 8, ..mix(seed) }));
 }
 
 /// Goal: with quota on, the numbers match the contents in every state, snapshots and deletions included.
 #[test]
 fn with_quota() {
-    let base = Base::new(Shape::QUOTA, &[]);
-    let tally = in_parallel(share(40) as usize, |i| {
-        let seed = seed_from(3000) + i as u64;
-        verify_script(&base, &generate(seed, &Mix { subvolumes: true, ..mix(seed) }), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean("random scripts, quota on", |s| verify_script(&base, s, &KINDS, 0, None));
-    tally.must_have_tested(1100, 2300);
+    let proof = Proof { what: "random scripts, quota on", seeds: (3000, 40), least: (1500, 3000) };
+    let script = |seed| generate(seed, &Mix { subvolumes: true, ..mix(seed) });
+    proof.run(&[Base::new(Shape::QUOTA, &[])], script);
 }
 
-/// Goal: the same with simple quotas: what a log restores and what a balance moves still counts for its writer.
+/// Goal: the same with simple quotas: data that a log restores or a balance moves stays charged to its writer.
 #[test]
 fn with_simple_quota() {
-    let base = Base::new(Shape::SIMPLE_QUOTA, &[]);
-    let tally = in_parallel(share(40) as usize, |i| {
-        let seed = seed_from(8000) + i as u64;
-        let mix = Mix { subvolumes: true, balance: seed.is_multiple_of(2), ..mix(seed) };
-        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean("random scripts, simple quotas", |s| verify_script(&base, s, &KINDS, 0, None));
-    tally.must_have_tested(1100, 1900);
+    let proof = Proof { what: "random scripts, simple quotas", seeds: (8000, 40), least: (1500, 2500) };
+    let script = |seed: u64| generate(seed, &Mix { subvolumes: true, balance: seed.is_multiple_of(2), ..mix(seed) });
+    proof.run(&[Base::new(Shape::SIMPLE_QUOTA, &[])], script);
 }
 
 /// Goal: a balance that is interrupted anywhere loses nothing: each of its transactions is whole by itself.
 #[test]
 fn with_balance() {
-    let base = Base::new(Shape::USUAL, &[]);
-    let tally = in_parallel(share(30) as usize, |i| {
-        let seed = seed_from(4000) + i as u64;
-        let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
-        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean("random scripts with balances", |s| verify_script(&base, s, &KINDS, 0, None));
-    tally.must_have_tested(800, 1100);
+    let proof = Proof { what: "random scripts with balances", seeds: (4000, 30), least: (1300, 1800) };
+    let script = |seed| generate(seed, &Mix { subvolumes: true, balance: true, ..mix(seed) });
+    proof.run(&[Base::new(Shape::USUAL, &[])], script);
 }
 
 /// Goal: the same while groups turn from one profile into another, and back.
 #[test]
 fn with_conversions() {
-    let base = Base::new(Shape::PAIR, &[]);
-    let tally = in_parallel(share(30) as usize, |i| {
-        let seed = seed_from(6000) + i as u64;
-        let mix = Mix { subvolumes: true, convert: true, ..mix(seed) };
-        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean("random scripts with conversions", |s| verify_script(&base, s, &KINDS, 0, None));
-    tally.must_have_tested(800, 1200);
+    let proof = Proof { what: "random scripts with conversions", seeds: (6000, 30), least: (1300, 2000) };
+    let script = |seed| generate(seed, &Mix { subvolumes: true, convert: true, ..mix(seed) });
+    proof.run(&[Base::new(Shape::PAIR, &[])], script);
 }
 
 /// Goal: a count of quota that is cut short anywhere leaves numbers that are right, or marked as being counted.
 #[test]
 fn with_rescans() {
-    let base = Base::new(Shape::QUOTA, &[]);
-    let tally = in_parallel(share(30) as usize, |i| {
-        let seed = seed_from(7000) + i as u64;
-        let mix = Mix { subvolumes: true, rescan: true, balance: true, ..mix(seed) };
-        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean("random scripts with counts of quota", |s| verify_script(&base, s, &KINDS, 0, None));
-    tally.must_have_tested(750, 850);
+    let proof = Proof { what: "random scripts with counts of quota", seeds: (7000, 30), least: (1200, 1400) };
+    let script = |seed| generate(seed, &Mix { subvolumes: true, rescan: true, balance: true, ..mix(seed) });
+    proof.run(&[Base::new(Shape::QUOTA, &[])], script);
 }
 
 /// Goal: no discarded byte is part of a state that a crash would return to, and a device is made longer before it is
@@ -137,35 +140,22 @@ fn with_rescans() {
 fn with_discards() {
     const LENGTHS: (u64, u64) = (80 << 20, 160 << 20);
     let bases = [Shape::BARE, Shape::USUAL, Shape::PAIR].map(|shape| Base { discard: true, ..Base::new(shape, &[]) });
-    let one = |base: &Base, script: &[Op], seed, most| verify_script(base, script, &KINDS, seed, most);
-    let tally = in_parallel(share(45) as usize, |i| {
-        let seed = seed_from(10_000) + i as u64;
-        let resize = (i % 3 != 2).then_some(LENGTHS);
-        let mix = Mix { subvolumes: true, balance: seed.is_multiple_of(2), trim: true, resize, ..mix(seed) };
-        one(&bases[i % 3], &generate(seed, &mix), seed, Some(100))
+    let proof = Proof { what: "random scripts with discards", seeds: (10_000, 45), least: (1100, 1000) };
+    let tally = proof.run(&bases, |seed| {
+        let resize = (seed % 3 != 2).then_some(LENGTHS);
+        generate(seed, &Mix { subvolumes: true, balance: seed.is_multiple_of(2), trim: true, resize, ..mix(seed) })
     });
-    let (discards, lengths) = (tally.discards, tally.lengths);
+    let Tally { runs, discards, lengths, .. } = tally;
     say(&format!("crash: {discards} discards, {lengths} changes of length"));
-    tally.must_be_clean("random scripts with discards", |s| {
-        let mut both = one(&bases[0], s, 0, None);
-        both.add(one(&bases[1], s, 0, None));
-        both
-    });
-    tally.must_have_tested(1000, 900);
-    assert!(discards > 5000 && lengths > 50, "{discards} discards, {lengths} changes of length");
+    assert!(discards > 50 * runs && lengths * 2 > runs, "{discards} discards, {lengths} changes of length");
 }
 
 /// Goal: the same with quota on: the numbers stay right.
 #[test]
 fn with_balance_and_quota() {
-    let base = Base::new(Shape::QUOTA, &[]);
-    let tally = in_parallel(share(30) as usize, |i| {
-        let seed = seed_from(5000) + i as u64;
-        let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
-        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
-    });
-    tally.must_be_clean("random scripts with balances, quota on", |s| verify_script(&base, s, &KINDS, 0, None));
-    tally.must_have_tested(800, 1200);
+    let proof = Proof { what: "random scripts with balances, quota on", seeds: (5000, 30), least: (1300, 2000) };
+    let script = |seed| generate(seed, &Mix { subvolumes: true, balance: true, ..mix(seed) });
+    proof.run(&[Base::new(Shape::QUOTA, &[])], script);
 }
 
 /// Goal: the balance job, with its item on disk: interrupted anywhere, the volume is sound, the balance is paused after
@@ -174,20 +164,12 @@ fn with_balance_and_quota() {
 /// into another.
 #[test]
 fn with_the_balance_job() {
-    let bases = [Shape::QUOTA, Shape::PAIR].map(|shape| Base { mover: Mover::Balance, ..Base::new(shape, &[]) });
-    let tally = in_parallel(share(30) as usize, |i| {
-        let seed = seed_from(9000) + i as u64;
+    let bases = [Shape::PAIR, Shape::QUOTA].map(|shape| Base { mover: Mover::Balance, ..Base::new(shape, &[]) });
+    let proof = Proof { what: "random scripts with the job of balancing", seeds: (9000, 30), least: (1400, 1500) };
+    let tally = proof.run(&bases, |seed| {
         let two = seed.is_multiple_of(2);
-        let mix = Mix { subvolumes: true, balance: !two, convert: two, ..mix(seed) };
-        verify_script(&bases[usize::from(two)], &generate(seed, &mix), &KINDS, seed, Some(100))
+        generate(seed, &Mix { subvolumes: true, balance: !two, convert: two, ..mix(seed) })
     });
-    let (states, resumed) = (tally.states, tally.resumed);
-    // A script that fails on either is one that fails.
-    tally.must_be_clean("random scripts with the job of balancing", |s| {
-        let mut both = verify_script(&bases[0], s, &KINDS, 0, None);
-        both.add(verify_script(&bases[1], s, &KINDS, 0, None));
-        both
-    });
-    tally.must_have_tested(850, 900);
-    assert!(resumed * 20 > states, "{resumed} of {states} states had a balance to be carried on");
+    let Tally { states, resumed, .. } = tally;
+    assert!(resumed * 40 > states, "{resumed} of {states} states had a balance to be carried on");
 }

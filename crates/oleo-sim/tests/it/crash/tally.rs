@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use oleo_sim::crash::record::Event;
 use oleo_sim::crash::states::{Kinds, Maker};
-pub use oleo_sim::crash::tally::{Failure, Tally, in_parallel, say, seed_from, share};
+pub use oleo_sim::crash::tally::{Failure, Tally, in_parallel, say};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
 

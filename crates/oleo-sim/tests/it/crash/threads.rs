@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use oleo::Image;
 use oleo::fs::Follow;
 use oleo_device::Device;
+use oleo_sim::budget::budget;
 use oleo_sim::crash::model::{History, Step, verify};
 use oleo_sim::crash::pages::Contents;
 use oleo_sim::crash::promises::{Promises, is_owed};
@@ -23,7 +24,7 @@ use oleo_sim::rng::Rng;
 use oleo_sim::script::{Mix, Op, generate};
 
 use crate::crash::run::{Base, Shape, check, go_on, options, overlays, super_block};
-use crate::crash::tally::{Failure, Tally, in_parallel, say, seed_from, share};
+use crate::crash::tally::{Failure, Tally, in_parallel, say};
 use crate::ours::{OleoTree, Ours};
 
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
@@ -228,14 +229,15 @@ fn at_once() {
     let shapes = [Shape::BARE, Shape::QUOTA, Shape::PAIR, Shape::USUAL];
     let bases = shapes.map(|shape| Base { discard: shape == Shape::USUAL, ..Base::new(shape, &setup()) });
     let snapshots = std::sync::atomic::AtomicU64::new(0);
-    let tally = in_parallel(share(8) as usize, |i| {
-        let (tally, made) = verify_some(&bases[i % bases.len()], seed_from(20_000) + i as u64, 100, 400, None);
+    let seeds = budget().seeds(20_000, bases.len() as u64, 8);
+    let tally = in_parallel((seeds.end - seeds.start) as usize, |i| {
+        let (tally, made) = verify_some(&bases[i % bases.len()], seeds.start + i as u64, 100, 400, None);
         snapshots.fetch_add(made, Ordering::Relaxed);
         tally
     });
     say(&format!("crash: {} snapshots beside the threads", snapshots.load(Ordering::Relaxed)));
     tally.must_be_clean("threads at once, with commits, write-back and cleaning beside them", |_| Tally::default());
-    tally.must_have_tested(600, 600);
+    tally.must_have_tested(5000, 5000);
 }
 
 /// Goal: verification of threads can fail: devices that do not flush are noticed.

@@ -16,6 +16,7 @@ use oleo_device::Device;
 use oleo_fuse::transport::{DevFuse, Handler, Outcome, Transport};
 use oleo_fuse::wire::{Op as Asked, Reply, Request, abi};
 use oleo_fuse::{AttachOptions, attach, detach};
+use oleo_sim::budget::budget;
 use oleo_sim::crash::loss::Loss;
 use oleo_sim::crash::model::{History, Step, verify};
 use oleo_sim::crash::pages::Contents;
@@ -31,7 +32,7 @@ use rustix::mount::MountFlags;
 
 use crate::crash::kernel::{load, look, store};
 use crate::crash::lost::{KINDS, script, small_files};
-use crate::crash::tally::{say, seed_from, share};
+use crate::crash::tally::say;
 
 /// Bytes of a disk: mkfs.btrfs makes no volume with parity on less than about half of this.
 const DISK_LEN: u64 = 256 << 20;
@@ -305,8 +306,7 @@ fn measure(oracle: Oracle, (profile, disks): (&str, usize), what: &str, scripts:
 fn what_the_kernel_loses() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
     let scripts = |of: &dyn Fn(u64) -> Vec<Op>, first: u64, count: u64| -> Vec<(u64, Vec<Op>)> {
-        let first = seed_from(first);
-        (first..first + share(count)).map(|seed| (seed, of(seed))).collect()
+        budget().seeds(first, count, count).map(|seed| (seed, of(seed))).collect()
     };
     measure(oracle, ("raid5", 4), "random scripts", &scripts(&script, 50_000, 12));
     let raid5 = measure(oracle, ("raid5", 4), "small files", &scripts(&small_files, 53_000, 12));

@@ -3,6 +3,7 @@
 use oleo::OpenOptions;
 use oleo::inspect::{Inspector, Step};
 use oleo_format::TreeId;
+use oleo_sim::budget::budget;
 use oleo_sim::manifest::Ignore;
 use oleo_sim::oracle::{Verdict, oracle};
 use oleo_sim::rng::Rng;
@@ -87,17 +88,12 @@ fn but_for_sums(mut verdict: Verdict) -> Verdict {
     verdict
 }
 
-/// Rounds to run instead of the usual: a number in `OLEO_LOG_ROUNDS`.
-fn rounds(usual: u64) -> u64 {
-    std::env::var("OLEO_LOG_ROUNDS").ok().map_or(usual, |text| text.parse().unwrap())
-}
-
 #[test]
 fn logs_that_lie() {
-    lies(PLAIN, 1, rounds(40));
+    lies(PLAIN, budget().first_seed(1), budget().count(20, 40));
 }
 
 #[test]
 fn logs_that_lie_in_small_nodes() {
-    lies(SMALL_WITH_HOLES, 2, rounds(40));
+    lies(SMALL_WITH_HOLES, budget().first_seed(2), budget().count(20, 40));
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::oracle;
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Host, Mix, Op, Target, generate, to_text};
@@ -96,19 +97,19 @@ fn many(seeds: std::ops::Range<u64>, shape: Shape) {
     assert!(u64::from(logged) >= count, "only {logged} logs in {count} scripts");
 }
 
-/// Seeds to run instead of the usual few: `FROM..TO` in `OLEO_LOG_SEEDS`.
-fn seeds(usual: std::ops::Range<u64>) -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("OLEO_LOG_SEEDS") else { return usual };
+/// Returns the seeds of `OLEO_LOG_SEEDS=FROM..TO`, or those of the budget.
+fn seeds(named: u64, full: u64) -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("OLEO_LOG_SEEDS") else { return budget().seeds(named, 2, full) };
     let parsed = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
     parsed.unwrap_or_else(|| panic!("OLEO_LOG_SEEDS={text} is not FROM..TO"))
 }
 
 #[test]
 fn random_scripts() {
-    many(seeds(1..6), PLAIN);
+    many(seeds(1, 5), PLAIN);
 }
 
 #[test]
 fn random_scripts_in_small_nodes() {
-    many(seeds(100..104), SMALL_WITH_HOLES);
+    many(seeds(100, 4), SMALL_WITH_HOLES);
 }

@@ -1,0 +1,97 @@
+//! How much a seeded proof tries, and from which seed on.
+//!
+//! A proof names two counts: a sample for CI, and the full count. `OLEO_BUDGET` selects one: `ci` (the default), `full`,
+//! or `nightly`, which is [`NIGHTLY_FACTOR`] times `full`. `OLEO_SEED` shifts the seeds of all proofs, so that each commit
+//! and each night tries other inputs; `cargo xtask ci` and `cargo xtask nightly` set both and print them. Running a test
+//! again with the same two variables repeats it. A sample of CI is large enough if the tests with planted bugs
+//! (`mutants`, `what_is_wrong_is_found`) still find each bug with it.
+
+use std::str::FromStr;
+
+/// How many times the full count `nightly` tries.
+pub const NIGHTLY_FACTOR: u64 = 10;
+
+/// Distance between the seeds of two values of `OLEO_SEED`: more than any proof uses in one run.
+const SEED_STRIDE: u64 = 10_000_000;
+
+/// Sizes of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Size {
+    /// A sample, for each commit.
+    Ci,
+    /// Everything that a proof names, for `scripts/test --all`.
+    Full,
+    /// More than that, at night.
+    Nightly,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        match text {
+            "ci" => Ok(Size::Ci),
+            "full" => Ok(Size::Full),
+            "nightly" => Ok(Size::Nightly),
+            _ => Err(format!("OLEO_BUDGET is ci, full or nightly, not {text}")),
+        }
+    }
+}
+
+/// The budget of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Its size.
+    pub size: Size,
+    /// `OLEO_SEED`.
+    pub seed: u64,
+}
+
+/// Reads the budget of this run from the environment.
+///
+/// # Panics
+/// If a variable is set to something else than its values.
+pub fn budget() -> Budget {
+    let var = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let size = var("OLEO_BUDGET").map_or(Ok(Size::Ci), |text| text.parse());
+    let seed = var("OLEO_SEED").map_or(Ok(0), |text| text.parse());
+    Budget { size: size.unwrap_or_else(|e| panic!("{e}")), seed: seed.expect("OLEO_SEED is a number") }
+}
+
+impl Budget {
+    /// Returns how many seeds, states or rounds a proof tries: `ci`, `full`, or a multiple of `full`.
+    pub fn count(self, ci: u64, full: u64) -> u64 {
+        match self.size {
+            Size::Ci => ci,
+            Size::Full => full,
+            Size::Nightly => full * NIGHTLY_FACTOR,
+        }
+    }
+
+    /// Returns the first seed of a proof: the one that it names (below 10 million), shifted by the seed of the run.
+    pub fn first_seed(self, named: u64) -> u64 {
+        named + self.seed * SEED_STRIDE
+    }
+
+    /// Returns the seeds of a proof from the one that it names on.
+    pub fn seeds(self, named: u64, ci: u64, full: u64) -> std::ops::Range<u64> {
+        let first = self.first_seed(named);
+        first..first + self.count(ci, full)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each size tries what it should, and two runs share no seed.
+    #[test]
+    fn sizes_and_seeds() {
+        let of = |size, seed| Budget { size, seed };
+        assert_eq!([Size::Ci, Size::Full, Size::Nightly].map(|size| of(size, 0).count(3, 20)), [3, 20, 200]);
+        assert_eq!(of(Size::Ci, 0).seeds(5, 3, 20), 5..8);
+        assert!(of(Size::Nightly, 1).seeds(0, 1, 60_000).end < of(Size::Nightly, 2).first_seed(0));
+        assert_eq!("nightly".parse(), Ok(Size::Nightly));
+        assert!("quick".parse::<Size>().is_err());
+    }
+}
