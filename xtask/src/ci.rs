@@ -1,183 +1,188 @@
-//! The steps of CI, those that fail fastest first. Each step is one command that can be run by hand.
+//! The steps of CI, those that fail fastest first. Each step can be run by itself: `cargo xtask ci STEP…`.
+//!
+//! Without steps the default lane runs: `fmt`, `tidy`, `clippy`, `test`. `--all` runs every step; its `test-all` includes the tests
+//! that need a browser, node, pandas, qemu or valgrind, and full samples of the seeded proofs.
 //!
 //! If `CI` is set the kernel oracle is required: a test that it cannot verify fails. Elsewhere such tests are skipped,
 //! and the closing lines name and count them apart from those that passed.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::tests;
+
 struct Step {
     name: &'static str,
-    args: &'static [&'static str],
-    env: &'static [(&'static str, &'static str)],
+    /// Whether the default lane has it.
+    default: bool,
+    run: Run,
+}
+
+/// How a step runs.
+enum Run {
+    /// By cargo with these arguments and variables.
+    Cargo(&'static [&'static str], &'static [(&'static str, &'static str)]),
+    /// The tests, with this profile of the runner and size of budget.
+    Tests(&'static tests::Plan),
 }
 
 /// Tests come last: their closing lines are what a reader looks for.
-const STEPS: [Step; 9] = [
-    Step { name: "fmt", args: &["fmt", "--all", "--check"], env: &[] },
-    Step { name: "tidy", args: &["run", "--quiet", "--package", "xtask", "--", "tidy"], env: &[] },
+const STEPS: [Step; 10] = [
+    Step { name: "fmt", default: true, run: Run::Cargo(&["fmt", "--all", "--check"], &[]) },
+    Step {
+        name: "tidy",
+        default: true,
+        run: Run::Cargo(&["run", "--quiet", "--locked", "--package", "xtask", "--", "tidy"], &[]),
+    },
     Step {
         name: "clippy",
-        args: &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"],
-        env: &[],
+        default: true,
+        run: Run::Cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"], &[]),
     },
     Step {
         name: "doc",
-        args: &["doc", "--workspace", "--no-deps", "--locked", "--document-private-items"],
-        env: &[("RUSTDOCFLAGS", "--deny warnings")],
+        default: false,
+        run: Run::Cargo(
+            &["doc", "--workspace", "--no-deps", "--locked", "--document-private-items"],
+            &[("RUSTDOCFLAGS", "--deny warnings")],
+        ),
     },
-    Step { name: "package", args: &["run", "--quiet", "--package", "xtask", "--", "package"], env: &[] },
-    // What is left out of the libraries and the command must leave them whole.
+    Step {
+        name: "package",
+        default: false,
+        run: Run::Cargo(&["run", "--quiet", "--package", "xtask", "--", "package"], &[]),
+    },
+    // The libraries and the command must build without their features.
     Step {
         name: "without-features",
-        args: &[
-            "clippy",
-            "--package=oleo-format",
-            "--package=oleo",
-            "--package=oleo-cli",
-            "--no-default-features",
-            "--locked",
-            "--",
-            "--deny",
-            "warnings",
-        ],
-        env: &[],
+        default: false,
+        run: Run::Cargo(
+            &[
+                "clippy",
+                "--package=oleo-format",
+                "--package=oleo",
+                "--package=oleo-cli",
+                "--no-default-features",
+                "--locked",
+                "--",
+                "--deny",
+                "warnings",
+            ],
+            &[],
+        ),
     },
     Step {
         name: "features-refused",
-        args: &["test", "--package=oleo-format", "--no-default-features", "--test=it", "--locked", "features::"],
-        env: &[],
+        default: false,
+        run: Run::Cargo(
+            &["test", "--package=oleo-format", "--no-default-features", "--test=it", "--locked", "features::"],
+            &[],
+        ),
     },
-    // Tests look at the page. It is a little larger than the one that is given away, and made in two thirds of the time.
+    // Tests use the page. It is a little larger than the one that is published, and made in two thirds of the time.
     Step {
         name: "web",
-        args: &["run", "--quiet", "--package", "xtask", "--", "web"],
-        env: &[("CARGO_PROFILE_WASM_LTO", "off"), ("CARGO_PROFILE_WASM_CODEGEN_UNITS", "16")],
+        default: false,
+        run: Run::Cargo(
+            &["run", "--quiet", "--package", "xtask", "--", "web"],
+            &[("CARGO_PROFILE_WASM_LTO", "off"), ("CARGO_PROFILE_WASM_CODEGEN_UNITS", "16")],
+        ),
     },
-    Step { name: "test", args: &["test", "--workspace", "--locked", "--no-fail-fast"], env: &[] },
+    Step { name: "test", default: true, run: Run::Tests(&tests::DEFAULT) },
+    Step { name: "test-all", default: false, run: Run::Tests(&tests::ALL) },
 ];
+
+/// Lines of a failed step that are printed again at the end.
+const TAIL_LINES: usize = 20;
 
 /// The names of all steps.
 pub fn names() -> Vec<&'static str> {
     STEPS.iter().map(|s| s.name).collect()
 }
 
-/// Runs the steps named, or all; continues after a failure, and fails at the end.
-pub fn run(root: &Path, only: &[String]) -> Result<()> {
-    if let Some(unknown) = only.iter().find(|o| !names().contains(&o.as_str())) {
-        bail!("no step {unknown}; there are {}", names().join(", "));
+/// Runs the steps named, the default lane, or all; continues after a failure, and fails at the end.
+pub fn run(root: &Path, args: &[String]) -> Result<()> {
+    let all = args.iter().any(|arg| arg == "--all");
+    let named: Vec<&str> = args.iter().map(String::as_str).filter(|arg| *arg != "--all").collect();
+    if let Some(unknown) = named.iter().find(|name| !names().contains(name)) {
+        bail!("no step {unknown}; there are {}, and --all", names().join(", "));
     }
-    let mut failed = Vec::new();
-    let skipped = std::env::temp_dir().join(format!("oleo-skipped-{}", std::process::id()));
-    let mut tally = Tally::default();
-    for step in STEPS.iter().filter(|s| only.is_empty() || only.iter().any(|o| o == s.name)) {
-        println!("== {}: cargo {}", step.name, step.args.join(" "));
+    let wanted = |step: &&Step| match (named.is_empty(), all) {
+        (false, _) => named.contains(&step.name),
+        // `test-all` includes the tests of `test`.
+        (true, true) => step.name != "test",
+        (true, false) => step.default,
+    };
+    let (mut failed, mut closing) = (Vec::new(), None);
+    let mut times = Vec::new();
+    for step in STEPS.iter().filter(wanted) {
+        println!("== {}", step.name);
         let start = Instant::now();
-        let ok = run_step(root, step, &skipped, &mut tally)?;
-        println!("== {}: {} in {:.0} s", step.name, if ok { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
-        if !ok {
-            failed.push(step.name);
+        let tail = match &step.run {
+            Run::Cargo(args, env) => cargo(root, args, env)?,
+            Run::Tests(plan) => {
+                let report = tests::run(root, plan, tests::seed_of_commit(root))?;
+                let failed = report.has_failed().then(VecDeque::new);
+                closing = Some(report);
+                failed
+            }
+        };
+        let line =
+            format!("== {}: {} in {:.0} s", step.name, if tail.is_none() { "ok" } else { "FAILED" }, seconds(start));
+        println!("{line}");
+        times.push(line);
+        if let Some(tail) = tail {
+            failed.push((step.name, tail));
         }
     }
-    tally.skipped(&std::fs::read_to_string(&skipped).unwrap_or_default());
-    let _ = std::fs::remove_file(&skipped);
-    tally.print();
+    times.iter().for_each(|line| println!("{line}"));
+    for (name, tail) in failed.iter().filter(|(_, tail)| !tail.is_empty()) {
+        println!("== the last lines of {name}:");
+        tail.iter().for_each(|line| println!("{line}"));
+    }
+    if let Some(report) = closing {
+        report.print_closing();
+    }
     if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
+        let names: Vec<&str> = failed.iter().map(|(name, _)| *name).collect();
+        bail!("failed: {}", names.join(", "));
     }
     Ok(())
 }
 
-fn run_step(root: &Path, step: &Step, skipped: &Path, tally: &mut Tally) -> Result<bool> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(step.args).envs(step.env.iter().copied()).current_dir(root).stdout(Stdio::piped());
-    command.env("OLEO_SKIPPED", skipped);
-    if std::env::var_os("CI").is_some() {
-        command.env("OLEO_DEMAND_ORACLE", "1");
-    }
-    let mut child = command.spawn().with_context(|| format!("cannot run cargo {}", step.args.join(" ")))?;
-    for line in BufReader::new(child.stdout.take().context("no output")?).lines() {
-        let line = line?;
+fn seconds(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64()
+}
+
+/// Runs cargo and passes its output on. Returns the last lines if it fails.
+fn cargo(root: &Path, args: &[&str], env: &[(&str, &str)]) -> Result<Option<VecDeque<String>>> {
+    println!("cargo {}", args.join(" "));
+    let mut command = crate::cargo(root);
+    command.args(args).envs(env.iter().copied());
+    let (succeeded, tail) = pass_on(command)?;
+    Ok((!succeeded).then_some(tail))
+}
+
+/// Runs a command and passes both of its outputs on as one. Returns whether it succeeded, and its last lines.
+pub fn pass_on(mut command: Command) -> Result<(bool, VecDeque<String>)> {
+    let (reader, writer) = std::io::pipe()?;
+    command.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
+    // It holds the writing ends, which would keep the pipe open.
+    drop(command);
+    let mut tail = VecDeque::new();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
         println!("{line}");
-        tally.note(&line);
-    }
-    Ok(child.wait()?.success())
-}
-
-/// The sum over all test programs, since cargo gives none.
-#[derive(Default)]
-struct Tally {
-    programs: u32,
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-    failures: Vec<String>,
-    /// Tests that the runner counts as passed and that proved nothing on this machine, each once.
-    skipped: BTreeSet<String>,
-}
-
-impl Tally {
-    fn note(&mut self, line: &str) {
-        if let Some(name) = line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED")) {
-            self.failures.push(name.to_owned());
+        if tail.len() == TAIL_LINES {
+            tail.pop_front();
         }
-        let Some(rest) = line.strip_prefix("test result: ") else { return };
-        self.programs += 1;
-        let count = |word: &str| -> u64 {
-            let at = rest.split([';', '.']).map(str::trim).find_map(|part| part.strip_suffix(word));
-            at.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
-        };
-        self.passed += count("passed");
-        self.failed += count("failed");
-        self.ignored += count("ignored");
+        tail.push_back(line);
     }
-
-    /// Takes in the names that tests left in the file of `OLEO_SKIPPED`, a line each.
-    fn skipped(&mut self, names: &str) {
-        self.skipped = names.lines().map(str::to_owned).collect();
-    }
-
-    fn print(&self) {
-        if self.programs == 0 {
-            return;
-        }
-        for name in &self.failures {
-            println!("test {name} ... FAILED");
-        }
-        for name in &self.skipped {
-            println!("test {name} ... skipped: this machine cannot check it");
-        }
-        println!(
-            "test result: {}. {} passed; {} failed; {} ignored; {} skipped; in {} test programs",
-            if self.failed == 0 { "ok" } else { "FAILED" },
-            self.passed.saturating_sub(self.skipped.len() as u64),
-            self.failed,
-            self.ignored,
-            self.skipped.len(),
-            self.programs
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: the closing line sums up the results of all test programs.
-    #[test]
-    fn results_are_summed() {
-        let mut tally = Tally::default();
-        tally.note("test a::b ... FAILED");
-        tally.note("test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s");
-        tally.note("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s");
-        assert_eq!((tally.programs, tally.passed, tally.failed, tally.ignored), (2, 7, 1, 2));
-        assert_eq!(tally.failures, ["a::b"]);
-        tally.skipped("c::d\ne\nc::d\n");
-        assert_eq!(tally.skipped.len(), 2, "a test that asks twice is one test");
-    }
+    Ok((child.wait()?.success(), tail))
 }

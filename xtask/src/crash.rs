@@ -3,7 +3,6 @@
 //! `cargo xtask crash --script FILE`: one script again. The report of a failure names the command.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -12,7 +11,7 @@ const USAGE: &str =
 
 /// Calls the tests that do it.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = crate::cargo(root);
     let has = |name: &str| args.iter().any(|a| a == name);
     let (package, program, test) = match (has("--script"), has("--mount")) {
         (true, _) => ("oleo-sim", "it", "crash::longer::one_script_again"),
@@ -20,7 +19,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         (false, true) => ("oleo-cli", "crashed", "longer"),
     };
     command.args(["test", "--release", "--locked", "--package", package, "--test", program]);
-    command.args(["--", "--nocapture", "--ignored", test]).current_dir(root);
+    command.args(["--", "--nocapture", "--ignored", test]);
     let mut any = false;
     for pair in args.chunks(2) {
         let [name, value] = pair else { bail!("{USAGE}") };

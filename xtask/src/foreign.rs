@@ -67,8 +67,8 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
 
 /// The library, without what is not there.
 fn cargo(root: &Path, args: &[&str]) -> Result<()> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(args).args(["--package=oleo", "--no-default-features", "--locked"]).current_dir(root);
+    let mut command = crate::cargo(root);
+    command.args(args).args(["--package=oleo", "--no-default-features", "--locked"]);
     if args[0] == "clippy" {
         command.args(["--", "--deny", "warnings"]);
     }

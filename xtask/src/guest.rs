@@ -36,7 +36,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         bail!("usage: cargo xtask guest");
     }
     prepare(root)?;
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = crate::cargo(root);
     command.args([
         "test",
         "--locked",
@@ -47,7 +47,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         "--test-threads=1",
         "nbd::guest::",
     ]);
-    if !command.current_dir(root).status().context("cannot run cargo")?.success() {
+    if !command.status().context("cannot run cargo")?.success() {
         bail!("the guest is not content");
     }
     Ok(())

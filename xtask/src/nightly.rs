@@ -1,56 +1,66 @@
-//! `cargo xtask nightly`: the proofs that take too long for CI, in release: every `#[ignore]`d test, except those that
-//! prove nothing by themselves; the count of stores to lines that threads share (`oleo-bench shared-lines`); the library on other systems
-//! (`cargo xtask foreign`); and volumes on servers that take minutes to install (`cargo xtask stores`).
+//! `cargo xtask nightly [PART…]`: the proofs that take too long for CI. Without a part, all of them:
+//!
+//! - `tests`: every test in release, ignored ones included, with the budget `nightly` and seeds of the day (`oleo_sim::budget`);
+//! - `shared-lines`: the count of stores to lines that threads share (`oleo-bench shared-lines`);
+//! - `foreign`: the library on other systems (`cargo xtask foreign`);
+//! - `stores`: volumes on servers that take minutes to install (`cargo xtask stores`).
 
 use std::path::Path;
-use std::process::Command;
+use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use crate::{foreign, guest, stores, web};
+use crate::{foreign, guest, stores, tests, web};
 
-/// Ignored tests that prove nothing by themselves, by a part of their names: bodies of processes that other tests start,
-/// and those that need a file or a checkout of others.
-const NOT_PROOFS: [&str; 10] = [
-    "concurrent::worker",
-    "strangers::in_another_process",
-    "worker::body",
-    "soak::worker",
-    "opened_by_a_process_of_its_own",
-    "kernel::what_the_kernel_keeps",
-    "longer::one_script_again",
-    "scripts::one_script_again",
-    "agrees_with_btrfs_check_on_its_images",
-    // `stores` runs it.
-    "named::over_ceph",
+type Part = (&'static str, fn(&Path) -> Result<()>);
+
+const PARTS: [Part; 4] = [
+    ("tests", every_test),
+    ("shared-lines", shared_lines),
+    ("foreign", |root| foreign::run(root, &[])),
+    ("stores", |root| stores::run(root, &[])),
 ];
 
-/// Runs them one program after the other and fails at the end. The kernel oracle is demanded.
+/// Runs parts one after the other and fails at the end. The kernel oracle is demanded.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
-    if !args.is_empty() {
-        bail!("usage: cargo xtask nightly");
+    if let Some(unknown) = args.iter().find(|arg| PARTS.iter().all(|(name, _)| name != arg)) {
+        bail!("no part {unknown}; there are {}", PARTS.map(|(name, _)| name).join(", "));
     }
-    guest::prepare(root)?;
-    // Tests look at the page.
-    web::run(root, &[])?;
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--ignored"]);
-    for name in NOT_PROOFS {
-        command.args(["--skip", name]);
-    }
-    command.env("OLEO_DEMAND_ORACLE", "1").current_dir(root);
-    let passed = command.status().context("cannot run cargo")?.success();
-    let mut count = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    count.args(["run", "--release", "--locked", "-p", "oleo-bench", "--", "shared-lines"]).current_dir(root);
-    let counted = count.status().context("cannot run cargo")?.success();
-    let others = [("foreign", foreign::run(root, &[])), ("stores", stores::run(root, &[]))];
-    for (name, result) in &others {
-        if let Err(e) = result {
-            eprintln!("{name}: {e:#}");
+    let mut failed = Vec::new();
+    for (name, part) in PARTS.iter().filter(|(name, _)| args.is_empty() || args.iter().any(|arg| arg == name)) {
+        println!("== {name}");
+        let begin = Instant::now();
+        let result = part(root);
+        let end = result.as_ref().map_or_else(|e| format!("FAILED: {e:#}"), |()| "ok".into());
+        println!("== {name}: {end} in {:.0} s", begin.elapsed().as_secs_f64());
+        if result.is_err() {
+            failed.push(*name);
         }
     }
-    if !passed || !counted || others.iter().any(|(_, result)| result.is_err()) {
-        bail!("a long proof failed");
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn every_test(root: &Path) -> Result<()> {
+    guest::prepare(root)?;
+    // Tests use the page.
+    web::run(root, &[])?;
+    let days = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs() / (24 * 60 * 60);
+    let report = tests::run(root, &tests::NIGHTLY, days)?;
+    report.print_closing();
+    if report.has_failed() {
+        bail!("tests failed");
+    }
+    Ok(())
+}
+
+fn shared_lines(root: &Path) -> Result<()> {
+    let mut count = crate::cargo(root);
+    count.args(["run", "--release", "--locked", "-p", "oleo-bench", "--", "shared-lines"]);
+    if !count.status()?.success() {
+        bail!("an operation stores to shared lines more often than it may");
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ pub fn run(root: &Path) -> Result<()> {
     if !errors.is_empty() {
         bail!("{} things stand in the way of publishing", errors.len());
     }
-    let mut command = cargo(root);
+    let mut command = crate::cargo(root);
     command.args(["package", "--no-verify", "--offline", "--locked", "--allow-dirty", "--quiet"]);
     for name in &order {
         command.args(["--package", name.as_str()]);
@@ -42,18 +42,12 @@ pub fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root);
-    command
-}
-
 /// Cargo's metadata of all packages that are built on this machine.
 fn metadata(root: &Path) -> Result<Value> {
     let rustc = Command::new("rustc").arg("-vV").output().context("cannot run rustc")?;
     let about = String::from_utf8_lossy(&rustc.stdout).into_owned();
     let host = about.lines().find_map(|l| l.strip_prefix("host: ")).context("rustc does not name its host")?;
-    let mut command = cargo(root);
+    let mut command = crate::cargo(root);
     command.args(["metadata", "--locked", "--offline", "--format-version", "1", "--filter-platform", host]);
     let output = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     if !output.status.success() {

@@ -3,7 +3,6 @@
 //! - `--seeds FROM..TO`: these; without it the first million, which takes the better part of an hour.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -22,9 +21,9 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
     if !is_range {
         bail!("{USAGE}");
     }
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = crate::cargo(root);
     command.args(["test", "--release", "--locked", "--package", "oleo-remote", "--test", "it", "--"]);
-    command.args(["--nocapture", "--exact", "sim::seeds"]).env("OLEO_REMOTE_SEEDS", seeds).current_dir(root);
+    command.args(["--nocapture", "--exact", "sim::seeds"]).env("OLEO_REMOTE_SEEDS", seeds);
     if !command.status().context("cannot run cargo")?.success() {
         bail!("a seed went wrong");
     }

@@ -6,7 +6,6 @@
 //!   second needs io_uring for FUSE switched on by root (`/sys/module/fuse/parameters/enable_uring`).
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -15,7 +14,7 @@ const USAGE: &str = "usage: cargo xtask soak --minutes N [--threads T] [--seed S
 
 /// Calls the test that does it, in release.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = crate::cargo(root);
     let (mut minutes, mut mix, mut way) = (false, false, "library");
     let mut args = args.iter();
     while let Some(name) = args.next() {

@@ -254,12 +254,12 @@ fn volumes(root: &Path, server: &str) -> Result<()> {
 /// Runs tests of the two packages that have them, both named each time so that they are built once, with the same features. A name that
 /// no test has is a failure.
 fn test(root: &Path, args: &[&str], (name, value): (&str, &str)) -> Result<()> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = crate::cargo(root);
     command
         .args(["test", "-p", "oleo-cli", "-p", "oleo-remote", "--locked", "--no-fail-fast"])
         .args(args)
         .stdout(Stdio::piped());
-    command.env(name, value).env("OLEO_DEMAND_ORACLE", "1").current_dir(root);
+    command.env(name, value).env("OLEO_DEMAND_ORACLE", "1");
     let mut running = command.spawn().context("cannot run cargo")?;
     let out = running.stdout.take().context("cargo has no output")?;
     let mut passed = 0;

@@ -29,8 +29,7 @@ const DEBIAN_SOURCES: &str = "/usr/lib/rustlib/src/rust/library/std";
 
 /// Makes the page, or verifies that it compiles.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root);
+    let mut command = crate::cargo(root);
     match args {
         [] => command.args(["rustc", "--lib", "--crate-type=cdylib", "--profile", PROFILE]),
         [check] if check == "--check" => command.args(["check", "--lib"]),
