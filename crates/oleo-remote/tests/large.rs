@@ -1,7 +1,7 @@
 //! A volume of 1 TiB, all of it written in pieces of 16 KiB: 67 million runs. Its map is made up as it is asked for.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oleo_device::{Device, ExtentKind};
 use oleo_remote::format::head::Head;
@@ -11,6 +11,8 @@ use oleo_remote::store::{Answer, Cond, Deadline, MemoryStore, Op, Store, StoreTi
 use oleo_remote::{RemoteDevice, StoreOptions};
 
 const REGIONS: u32 = 1024;
+/// Parts of the map that opening may read: its index, none of its regions.
+const PARTS_TO_OPEN_MAX: u64 = 8;
 /// Runs of a region, and of a segment.
 const RUNS: u32 = 65_536;
 const SEGMENT_RUNS: u32 = 1024;
@@ -115,19 +117,18 @@ fn peak_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 
-/// Goal: opening takes less than 2 s, and never more than 512 MiB of memory, however much of the map is looked at; a write
+/// Goal: opening reads a small part of the map, and memory stays below 512 MiB, however much of the map is looked at; a write
 /// needs nothing of it.
 #[test]
 fn a_map_of_a_terabyte() {
     let store = make();
-    let begin = Instant::now();
     let dev = RemoteDevice::open_writable(Arc::new(Large(store.copy())), &StoreOptions::default()).expect("open");
-    let took = begin.elapsed();
-    println!("opened in {took:?}, map {} KiB, peak {} MiB", dev.map_bytes() >> 10, peak_bytes() >> 20);
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    println!("opened: map {} KiB, peak {} MiB", dev.map_bytes() >> 10, peak_bytes() >> 20);
     let gets =
         || dev.stats().expect("counts").extra.iter().find(|(name, _)| name.starts_with("parts")).expect("a count").1;
     let before = gets();
+    println!("{before} parts read to open");
+    assert!(before < PARTS_TO_OPEN_MAX, "{before} parts were read to open");
     for region in 0..600 {
         dev.write_at(region << 30, &[1; 4096]).expect("write");
     }

@@ -297,6 +297,6 @@ mod tests {
             over.store(true, Ordering::Relaxed);
             longest
         });
-        assert!(longest < Duration::from_secs(5), "waited {longest:?}");
+        assert!(longest < Duration::from_secs(30), "waited {longest:?}");
     }
 }

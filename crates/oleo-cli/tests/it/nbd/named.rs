@@ -327,7 +327,7 @@ fn names_that_lead_nowhere() {
     let uri = format!("nbd://{}/x", silent.local_addr().unwrap());
     let start = Instant::now();
     assert!(fails_with(dir, 4, &["ls", &uri]).contains("no answer"));
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
 
 /// Goal: it works over TCP, IPv4 and IPv6. Method: our server on a port of the system's choice, our client.
@@ -376,5 +376,5 @@ fn a_gateway_without_its_server_ends() {
     std::thread::sleep(Duration::from_millis(300));
     let began = Instant::now();
     let status = outer.end();
-    assert!(!status.success() && began.elapsed() < Duration::from_secs(20), "{status} after {:?}", began.elapsed());
+    assert!(!status.success() && began.elapsed() < Duration::from_secs(30), "{status} after {:?}", began.elapsed());
 }

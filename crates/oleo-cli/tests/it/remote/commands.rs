@@ -160,7 +160,7 @@ fn mistakes() {
     let begun = Instant::now();
     let line = store.fails_with(dir, 4, &["ls", "--remote", gone, "s3://bucket/a"]);
     assert!(line.contains("not reached") && !line.contains("hush"), "{line}");
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
 /// Goal: a volume that somebody writes to whose claim does not run out is refused to others, who learn who it is; told to, they take over, and whoever had it

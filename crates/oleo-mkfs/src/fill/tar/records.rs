@@ -526,7 +526,7 @@ mod tests {
         assert!(complaint(&sparse(&vec![b'7'; 32 << 20])).contains("malformed map"));
         let greedy = [b"9999999\n", &b"1\n".repeat(4 << 20)[..]].concat();
         assert!(complaint(&sparse(&greedy)).contains("too many runs"));
-        assert!(began.elapsed().as_secs() < 20);
+        assert!(began.elapsed().as_secs() < 30);
         let map = [&b"1\n10\n4\n"[..], &[0; BLOCK - 7], b"data"].concat();
         assert_eq!(complaint(&sparse(&map)), "");
     }

@@ -84,7 +84,7 @@ fn window_both_ways() {
         link.close();
     });
     assert_eq!(written.load(Ordering::SeqCst), (4 * 4) << 20);
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
 fn mixed(link: &Link, number: u64) {

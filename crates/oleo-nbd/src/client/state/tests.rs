@@ -144,7 +144,7 @@ fn given_up() {
     let maker = Maker { hung_up: true, ..Maker::default() };
     let began = Instant::now();
     assert!(short.begin(&maker, ranges(0, 1), &[]).is_err());
-    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(began.elapsed() < Duration::from_secs(30));
 }
 
 /// Goal: the keeper has something to do when something is unflushed and quiet, and ends when it is told to.

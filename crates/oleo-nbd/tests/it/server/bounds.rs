@@ -30,7 +30,7 @@ fn threads() -> usize {
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -67,7 +67,7 @@ fn stalling() {
     dripping.greet();
     let start = Instant::now();
     while dripping.stream.write_all(b"I").is_ok() {
-        assert!(start.elapsed() < Duration::from_secs(5), "byte by byte is no way to stay");
+        assert!(start.elapsed() < Duration::from_secs(30), "byte by byte is no way to stay");
         std::thread::sleep(Duration::from_millis(20));
     }
     let mut half = server.client(true);
@@ -125,7 +125,7 @@ fn many() {
         if std::io::Read::read_exact(&mut raw.stream, &mut hello).is_ok() {
             break;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "there is a free place");
+        assert!(start.elapsed() < Duration::from_secs(30), "there is a free place");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
