@@ -7,14 +7,12 @@
 //! and the closing lines name and count them apart from those that passed.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use crate::tests;
+use crate::{pass_on, tests};
 
 struct Step {
     name: &'static str,
@@ -97,9 +95,6 @@ const STEPS: [Step; 10] = [
     Step { name: "test-all", default: false, run: Run::Tests(&tests::ALL) },
 ];
 
-/// Lines of a failed step that are printed again at the end.
-const TAIL_LINES: usize = 20;
-
 /// The names of all steps.
 pub fn names() -> Vec<&'static str> {
     STEPS.iter().map(|s| s.name).collect()
@@ -166,23 +161,4 @@ fn cargo(root: &Path, args: &[&str], env: &[(&str, &str)]) -> Result<Option<VecD
     command.args(args).envs(env.iter().copied());
     let (succeeded, tail) = pass_on(command)?;
     Ok((!succeeded).then_some(tail))
-}
-
-/// Runs a command and passes both of its outputs on as one. Returns whether it succeeded, and its last lines.
-pub fn pass_on(mut command: Command) -> Result<(bool, VecDeque<String>)> {
-    let (reader, writer) = std::io::pipe()?;
-    command.stdout(writer.try_clone()?).stderr(writer);
-    let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
-    // It holds the writing ends, which would keep the pipe open.
-    drop(command);
-    let mut tail = VecDeque::new();
-    for line in BufReader::new(reader).split(b'\n') {
-        let line = String::from_utf8_lossy(&line?).into_owned();
-        println!("{line}");
-        if tail.len() == TAIL_LINES {
-            tail.pop_front();
-        }
-        tail.push_back(line);
-    }
-    Ok((child.wait()?.success(), tail))
 }

@@ -14,6 +14,8 @@
 //! - `cargo xtask stores`: volumes on servers that take minutes to install; see [`stores`].
 //! - `cargo xtask web`: the explorer without a server, one HTML file; see [`web`].
 
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -32,6 +34,9 @@ mod stores;
 mod tests;
 mod tidy;
 mod web;
+
+/// Lines of a failed step that are printed again at the end.
+const TAIL_LINES: usize = 20;
 
 fn main() -> ExitCode {
     match run() {
@@ -87,4 +92,23 @@ fn without_package(mut command: Command) -> Command {
         }
     }
     command
+}
+
+/// Runs a command and passes both of its outputs on as one. Returns whether it succeeded, and its last lines.
+fn pass_on(mut command: Command) -> Result<(bool, VecDeque<String>)> {
+    let (reader, writer) = std::io::pipe()?;
+    command.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
+    // It holds the writing ends, which would keep the pipe open.
+    drop(command);
+    let mut tail = VecDeque::new();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        println!("{line}");
+        if tail.len() == TAIL_LINES {
+            tail.pop_front();
+        }
+        tail.push_back(line);
+    }
+    Ok((child.wait()?.success(), tail))
 }

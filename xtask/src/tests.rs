@@ -13,8 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::ci::pass_on;
-use crate::{cargo, without_package};
+use crate::{cargo, pass_on, without_package};
 
 /// Which tests run, and how much the seeded ones try.
 pub struct Plan {
@@ -172,15 +171,15 @@ impl Report {
 
 /// Returns the names of failed tests, each with the end of its output; fewer lines of each if there are many.
 fn failure_lines(failed: &[&TestResult]) -> Vec<String> {
-    let mut room = CLOSING_LINES.saturating_sub(failed.len());
-    let each = (room / failed.len().max(1)).clamp(OUTPUT_LINES.1, OUTPUT_LINES.0);
+    let mut left = CLOSING_LINES.saturating_sub(failed.len());
+    let each = (left / failed.len().max(1)).clamp(OUTPUT_LINES.1, OUTPUT_LINES.0);
     let mut lines = Vec::new();
     for test in failed {
         lines.push(format!("test {} ... FAILED after {:.1} s", test.name, test.seconds));
         let output = test.failure.as_deref().unwrap_or("").lines().filter(|line| !line.trim().is_empty());
         let output: Vec<&str> = output.collect();
-        let tail = &output[output.len().saturating_sub(each.min(room))..];
-        room -= tail.len();
+        let tail = &output[output.len().saturating_sub(each.min(left))..];
+        left -= tail.len();
         lines.extend(tail.iter().map(|line| format!("    {}", line.chars().take(400).collect::<String>())));
     }
     lines
