@@ -30,10 +30,10 @@ fn target(path: &str) -> Target {
     let lines = [
         "20 8:1 / / /dev/sda1 ext4",
         "21 0:6 / /dev udev devtmpfs",
-        "22 0:40 / /home server:/home nfs4",
+        "22 0:40 / /nfs server:/nfs nfs4",
         "23 8:1 /srv/images /images /dev/sda1 ext4",
-        "24 0:41 / /srv/a/dead remote: fuse.sshfs",
-        "25 8:1 / /srv/a/back /dev/sda1 ext4",
+        "24 0:41 / /nfs/a/dead remote: fuse.sshfs",
+        "25 8:1 / /nfs/a/back /dev/sda1 ext4",
     ];
     let open = Descriptor { writable: false, mount: "20".into(), ino: Some(77) };
     let mounts = Mounts(lines.iter().map(|line| mount(line)).collect());
@@ -49,18 +49,18 @@ fn quiet_paths() {
         ("/srv/images/b.img", true),
         ("/dev/loop7", true),
         ("/dev/mapper/vg-lv", true),
-        ("/srv/b.img", false),
-        ("/srv/a/dead/b.img", false),
-        ("/srv/a/back/b.img", false),
+        ("/nfs/b.img", false),
+        ("/nfs/a/dead/b.img", false),
+        ("/nfs/a/back/b.img", false),
         ("/images/a.img", false),
         ("relative", false),
-        ("server:/home", false),
+        ("server:/nfs", false),
     ] {
         assert_eq!(target.is_quiet(Path::new(path)), quiet, "{path}");
     }
     // The target's own path crosses NFS, so NFS is queried anyway.
-    let target = self::target("/srv/a/back/a.img");
-    assert!(target.is_quiet(Path::new("/srv/b.img")) && !target.is_quiet(Path::new("/srv/a/dead/b.img")));
+    let target = self::target("/nfs/a/back/a.img");
+    assert!(target.is_quiet(Path::new("/nfs/b.img")) && !target.is_quiet(Path::new("/nfs/a/dead/b.img")));
 }
 
 /// Goal: a backing file is recognised by its place in the file system, whatever mount shows it.
@@ -70,9 +70,9 @@ fn backing_files_by_place() {
     for (path, same) in [
         ("/srv/images/a.img", true),
         ("/images/a.img", true),
-        ("/srv/a/back/srv/images/a.img", true),
+        ("/nfs/a/back/srv/images/a.img", true),
         ("/images/b.img", false),
-        ("/srv/srv/images/a.img", false),
+        ("/nfs/srv/images/a.img", false),
         ("/srv/images/a.img (deleted)", false),
     ] {
         assert_eq!(target.is_backing(Path::new(path), None), same, "{path}");
