@@ -32,7 +32,7 @@ fn pairs(every: usize) {
         let (a, b) = (&ops[i / ops.len()], &ops[i % ops.len()]);
         let mut tally = Tally::default();
         let turn = i + budget().seed as usize;
-        for (nth, object) in objects.iter().enumerate().filter(|(nth, _)| (turn + nth) % every == 0) {
+        for (nth, object) in objects.iter().enumerate().filter(|(nth, _)| (turn + nth).is_multiple_of(every)) {
             let script = [a.clone(), b.clone(), object.clone()];
             tally.add(verify_script(&base, &script, &FEW, first + (i * 100 + nth) as u64, Some(2)));
         }
