@@ -11,8 +11,8 @@ use oleo_remote::store::{Answer, Cond, Deadline, MemoryStore, Op, Store, StoreTi
 use oleo_remote::{RemoteDevice, StoreOptions};
 
 const REGIONS: u32 = 1024;
-/// Parts of the map that opening may read: its index, none of its regions.
-const PARTS_TO_OPEN_MAX: u64 = 8;
+/// Parts of the map that opening may read: its index and tables, none of its 1024 regions.
+const PARTS_TO_OPEN_MAX: u64 = 32;
 /// Runs of a region, and of a segment.
 const RUNS: u32 = 65_536;
 const SEGMENT_RUNS: u32 = 1024;
