@@ -73,6 +73,17 @@ impl Budget {
         named + self.seed * SEED_STRIDE
     }
 
+    /// Returns the cases that a proof tries: `ci` of them in CI, others with each seed, and all otherwise.
+    pub fn sample<T>(self, mut cases: Vec<T>, ci: usize) -> Vec<T> {
+        if self.size == Size::Ci && ci < cases.len() {
+            // Neighbours in the list are alike, so the sample is spread over it.
+            let (len, step) = (cases.len(), cases.len().div_ceil(ci));
+            cases.rotate_left((self.seed % len as u64) as usize);
+            cases = cases.into_iter().step_by(step).collect();
+        }
+        cases
+    }
+
     /// Returns the seeds of a proof from the one that it names on.
     pub fn seeds(self, named: u64, ci: u64, full: u64) -> std::ops::Range<u64> {
         let first = self.first_seed(named);
@@ -90,6 +101,18 @@ mod tests {
         let of = |size, seed| Budget { size, seed };
         assert_eq!([Size::Ci, Size::Full, Size::Nightly].map(|size| of(size, 0).count(3, 20)), [3, 20, 200]);
         assert_eq!(of(Size::Ci, 0).seeds(5, 3, 20), 5..8);
+        assert_eq!(of(Size::Full, 7).sample(vec![0, 1, 2, 3], 2), [0, 1, 2, 3]);
+        assert_eq!(of(Size::Ci, 5).sample(vec![0, 1, 2, 3], 2), [1, 3]);
+        // Every case is tried by some seed.
+        for (len, ci) in [(14, 4), (31, 10), (3, 2), (5, 1), (4, 4)] {
+            let all: Vec<usize> = (0..len).collect();
+            let mut tried: Vec<usize> =
+                (0..len as u64).flat_map(|seed| of(Size::Ci, seed).sample(all.clone(), ci)).collect();
+            tried.sort_unstable();
+            tried.dedup();
+            assert_eq!(tried, all);
+            assert!((0..40).all(|seed| (1..=ci).contains(&of(Size::Ci, seed).sample(all.clone(), ci).len())));
+        }
         assert!(of(Size::Nightly, 1).seeds(0, 1, 60_000).end < of(Size::Nightly, 2).first_seed(0));
         assert_eq!("nightly".parse(), Ok(Size::Nightly));
         assert!("quick".parse::<Size>().is_err());

@@ -9,6 +9,7 @@ use oleo_format::TreeId;
 use oleo_fs::data::KeepSize;
 use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind};
 use oleo_mkfs::{FeatureSet, MkfsOptions, Profile, make};
+use oleo_sim::budget::{Size, budget};
 use oleo_sim::disk;
 use oleo_sim::oracle::oracle;
 use oleo_txn::{Engine, EngineOptions};
@@ -117,7 +118,8 @@ fn rounds(len: u64, opts: &MkfsOptions, attended: bool) -> Result<()> {
     drop(top);
     fs.sync().context("sync before the rounds")?;
     let mut first = 0;
-    for round in 0..4 {
+    let count = if budget().size == Size::Ci { 2 } else { 4 };
+    for round in 0..count {
         let dirs = |fs: &Fs| -> Result<Vec<InodeRef>> {
             let top = fs.root(TreeId::FS)?;
             let dir = |thread: usize| -> Result<InodeRef> {

@@ -9,6 +9,7 @@ use oleo_remote::{
     KeySource, ProbeOptions, RemoteDevice, RemoteError, StoreOptions, SystemHost, VerifyOptions, VerifyReport, bench,
     create, probe, verify,
 };
+use oleo_sim::budget::budget;
 use oleo_sim::rng::Rng;
 
 const LEN: u64 = 4 << 30;
@@ -88,7 +89,7 @@ fn sound_volumes() {
 /// Method: each object with a bit changed, cut, in the place of another, or gone.
 #[test]
 fn damage_is_found() {
-    const ROUNDS: usize = 100;
+    let rounds = budget().count(40, 300) as usize;
     for sealed in [false, true] {
         let store = volume(sealed);
         let all = objects(&store);
@@ -106,7 +107,7 @@ fn damage_is_found() {
         }
         assert!(needed.len() > 12, "{}", needed.len());
         let (mut rng, want, mut found) = (Rng::new(9), contents(&store, sealed), 0);
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             let (key, body) = rng.pick(&needed).expect("objects");
             let mut other = body.clone();
             match round % 3 {
@@ -127,7 +128,7 @@ fn damage_is_found() {
             }
             put(&store, key, body.clone());
         }
-        assert!(found > ROUNDS / 3, "{found}");
+        assert!(found > rounds / 3, "{found}");
         assert!(verified(&store, sealed, false).findings.is_empty());
     }
 }

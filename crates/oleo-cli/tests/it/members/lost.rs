@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::oracle;
 
 use crate::common::{fails_with, json, ok, run};
@@ -98,7 +99,8 @@ fn in_turns_without_a_device() {
 #[test]
 fn two_sides_written_apart() {
     let Some(oracle) = oracle() else { return };
-    for (second, kernel) in [(1, [false, false]), (1, [true, true]), (1, [false, true]), (4, [false, true])] {
+    let cases = vec![(1, [false, false]), (1, [true, true]), (1, [false, true]), (4, [false, true])];
+    for (second, kernel) in budget().sample(cases, 2) {
         let what = format!("one and {second} writes, {kernel:?} by the kernel");
         let scratch = oracle.scratch().unwrap();
         let dir = scratch.path();

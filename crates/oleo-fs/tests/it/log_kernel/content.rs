@@ -6,7 +6,7 @@ use oleo_format::{InodeFlags, TreeId};
 use oleo_fs::data::{CloneRange, KeepSize};
 use oleo_fs::{FsOptions, SetAttr, SnapshotOptions};
 
-use crate::log_kernel::fixture::{FORMS, Fixture, on_all_forms};
+use crate::log_kernel::fixture::{Fixture, forms, on_all_forms};
 
 fn bytes(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect()
@@ -216,7 +216,7 @@ fn clone_of_what_was_written_in_place() {
 /// Goal: compressed extents come with the checksums of all of them, whatever part of them is left.
 #[test]
 fn compressed() {
-    for form in FORMS {
+    for form in forms() {
         for algorithm in ["zstd", "zlib", "lzo"] {
             let Some(fixture) = Fixture::new(form, FsOptions::default()) else { return };
             let text = |seed: u8| bytes(seed, 64).repeat(6000);

@@ -15,7 +15,7 @@ use oleo_sim::budget::budget;
 use oleo_sim::rng::Rng;
 use oleo_txn::Need;
 
-use crate::log_kernel::fixture::{FORMS, Fixture};
+use crate::log_kernel::fixture::{Fixture, forms};
 
 type Name = (u64, Vec<u8>);
 type Names = BTreeSet<Name>;
@@ -365,7 +365,7 @@ fn run(form: &[&str], seed: u64, crashes: usize, stages: Stages) {
 #[test]
 fn random_operations() {
     for seed in budget().seeds(1, 1, 1) {
-        for form in FORMS {
+        for form in forms() {
             run(form, seed, 15, Stages::None);
             run(form, seed, 10, Stages::Some);
         }

@@ -1,5 +1,6 @@
 //! Proof that the harness can fail: it must complain about runs with a mistake.
 
+use oleo_sim::budget::budget;
 use oleo_sim::crash::ace::{operations, setup};
 use oleo_sim::crash::order::Careless;
 use oleo_sim::crash::record::{Event, Fault};
@@ -130,14 +131,15 @@ fn every_write_and_flush_matters() {
     assert!(flushes.is_empty(), "flushes left out unnoticed: {flushes:?}");
 }
 
-/// Goal: each mistake in the order of writes, flushes and discards is noticed on every shape of volume, with balances,
-/// snapshots and quota in between. Method: random scripts like those that must be clean, with as many states of each;
+/// Goal: each mistake in the order of writes, flushes and discards is noticed on every shape of volume (two of them in CI),
+/// with balances, snapshots and quota in between. Method: random scripts like those that must be clean, with as many states of each;
 /// the requests to the devices are reordered. The same scripts in the right order are clean.
 #[test]
 fn the_order_matters() {
     const SCRIPTS: u64 = 3;
-    let shapes = [Shape::BARE, Shape::QUOTA, Shape::SIMPLE_QUOTA, Shape::USUAL, Shape::PAIR];
-    let bases = shapes.map(|shape| Base { discard: true, ..Base::new(shape, &[]) });
+    let shapes = vec![Shape::BARE, Shape::QUOTA, Shape::SIMPLE_QUOTA, Shape::USUAL, Shape::PAIR];
+    let shapes = budget().sample(shapes, 2);
+    let bases: Vec<Base> = shapes.iter().map(|shape| Base { discard: true, ..Base::new(*shape, &[]) }).collect();
     let all: Vec<Option<Careless>> = Careless::ALL.into_iter().map(Some).chain([None]).collect();
     let states = std::sync::Mutex::new(Vec::new());
     in_parallel(bases.len() * all.len(), |i| {

@@ -8,6 +8,7 @@ use oleo::mkfs::{BuildOptions, Source, build};
 use oleo_format::{BlockGroupFlags, Compression, CsumType};
 use oleo_fs::data::Compress;
 use oleo_mkfs::{FillOptions, MkfsOptions, Profile};
+use oleo_sim::budget::budget;
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Oracle, Scratch, oracle};
 use oleo_sim::rng::Rng;
@@ -167,17 +168,38 @@ fn kernel_uses(mounted: &oleo_sim::oracle::Mounted, shape: Shape) {
     mounted.sync().unwrap();
 }
 
-macro_rules! prove {
-    ($($test:ident: { $($field:ident: $value:expr),* $(,)? }),* $(,)?) => {
-        $(#[test] fn $test() { prove(Shape { $($field: $value,)* ..PLAIN }); })*
+macro_rules! shapes {
+    ($($name:ident: { $($field:ident: $value:expr),* $(,)? }),* $(,)?) => {
+        const SHAPES: &[(&str, Shape)] = &[$((stringify!($name), Shape { $($field: $value,)* ..PLAIN })),*];
     };
+}
+
+/// Shapes of the sample in CI; each takes some seconds.
+const SAMPLE_CI: usize = 8;
+
+/// Verifies every second shape of the sample: two tests side by side.
+fn prove_half(from: usize) {
+    for (name, shape) in budget().sample(SHAPES.to_vec(), SAMPLE_CI).into_iter().skip(from).step_by(2) {
+        eprintln!("{name}");
+        prove(shape);
+    }
+}
+
+#[test]
+fn shapes_even() {
+    prove_half(0);
+}
+
+#[test]
+fn shapes_odd() {
+    prove_half(1);
 }
 
 const NONE: Option<(Compression, i32)> = None;
 
 // Every node size with every checksum; profiles, features and compression spread over them so that each value meets
 // several others.
-prove! {
+shapes! {
     n4k_crc32c: { nodesize: 4096, compress: Some((Compression::Zstd, 3)) },
     n4k_xxhash_bgt: { nodesize: 4096, csum: CsumType::Xxh64, features: &["block-group-tree"] },
     n4k_sha256_raid1: { nodesize: 4096, csum: CsumType::Sha256, devices: 2, data: Profile::Raid1, metadata: Profile::Raid1 },

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::send::common::{History, Sender};
 use anyhow::{Context, Result};
+use oleo_sim::budget::budget;
 use oleo_sim::manifest::set_xattr;
 use oleo_sim::oracle::{oracle, run};
 use oleo_sim::rng::Rng;
@@ -572,7 +573,7 @@ fn special(top: &Path, minor: &str, mode: u32) -> Result<()> {
 }
 
 /// Goal: each situation arrives. Method: all of them in one history, each in a directory of its own; to the kernel and to
-/// ourselves, in versions 1 and 2.
+/// ourselves, in versions 1 and 2: two of three forms of the stream in CI.
 #[test]
 fn each_situation_arrives() {
     let Some(oracle) = oracle() else { return };
@@ -588,7 +589,7 @@ fn each_situation_arrives() {
         Ok(Vec::new())
     })
     .unwrap();
-    for (version, compressed) in [(1, false), (2, false), (2, true)] {
+    for (version, compressed) in budget().sample(vec![(1, false), (2, false), (2, true)], 2) {
         let sender = Sender { version, compressed, ..Sender::default() };
         history.to_the_kernel(oracle, &sender).unwrap();
         history.to_us(oracle, &sender).unwrap();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::send::common::{History, Sender, fresh, kernel_receive, same};
 use oleo_format::stream::CommandKind;
+use oleo_sim::budget::budget;
 use oleo_sim::manifest::Manifest;
 use oleo_sim::oracle::{Oracle, oracle};
 use oleo_sim::script::Mix;
@@ -27,19 +28,11 @@ pub fn commands(stream: &[u8], into: &mut BTreeMap<CommandKind, usize>) {
 /// piece by piece, received by both; names, contents, attributes and sharing compared.
 #[test]
 fn random_histories() {
-    histories(&[(1, 1, false, true), (3, 2, true, true), (5, 2, false, false)]);
-}
-
-#[test]
-#[ignore = "the other forms, half a minute: `cargo xtask nightly`"]
-fn more_random_histories() {
-    histories(&[(2, 2, false, true), (4, 1, false, false)]);
-}
-
-/// Of each: seed, version of the stream, whether it is compressed, whether files have items for holes.
-fn histories(forms: &[(u64, u32, bool, bool)]) {
     let Some(oracle) = oracle() else { return };
-    for &(seed, version, compressed, holes) in forms {
+    // Version of the stream, whether it is compressed, whether files have items for holes.
+    let forms = vec![(1, false, true), (2, true, true), (2, false, false), (2, false, true), (1, false, false)];
+    let forms = budget().sample(forms, 1);
+    for (seed, (version, compressed, holes)) in (budget().first_seed(1)..).zip(forms) {
         let mix = Mix { compress: compressed, holes, ..mix(2500) };
         let history = History::make(oracle, seed, &mix, 11).unwrap();
         let sender = Sender { version, compressed, ..Sender::default() };
@@ -49,30 +42,12 @@ fn histories(forms: &[(u64, u32, bool, bool)]) {
     }
 }
 
-/// Goal: the same with thousands of operations between snapshots, and streams of the kernel's too. Method: as above, one seed in each
-/// version.
+/// Goal: the same with thousands of operations between snapshots, and streams of the kernel's too. Method: as above; a seed decides
+/// on the version.
 #[test]
-fn long_chains_version_1() {
+fn long_chains() {
     let Some(oracle) = oracle() else { return };
-    long_chain(oracle, 100);
-}
-
-#[test]
-fn long_chains_version_2() {
-    let Some(oracle) = oracle() else { return };
-    long_chain(oracle, 101);
-}
-
-/// More of them, by command: `OLEO_STREAM_SEEDS=1..20 cargo test -p oleo-stream --test it -- --ignored send::more_long_chains`.
-#[test]
-#[ignore = "takes half a minute for each seed"]
-fn more_long_chains() {
-    let Some(oracle) = oracle() else { return };
-    let seeds = std::env::var("OLEO_STREAM_SEEDS").unwrap_or_else(|_| "102..112".into());
-    let (from, to) = seeds.split_once("..").expect("OLEO_STREAM_SEEDS is FROM..TO");
-    for seed in from.parse::<u64>().unwrap()..to.parse().unwrap() {
-        long_chain(oracle, seed);
-    }
+    budget().seeds(100, 1, 2).for_each(|seed| long_chain(oracle, seed));
 }
 
 fn long_chain(oracle: Oracle, seed: u64) {
