@@ -89,7 +89,7 @@ fn sound_volumes() {
 /// Method: each object with a bit changed, cut, in the place of another, or gone.
 #[test]
 fn damage_is_found() {
-    let rounds = budget().count(40, 300) as usize;
+    let rounds = budget().count(24, 300) as usize;
     for sealed in [false, true] {
         let store = volume(sealed);
         let all = objects(&store);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use oleo_device::Device;
+use oleo_sim::budget::budget;
 use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::record::{Event, Journal};
 use oleo_sim::crash::states::{Cut, Kinds, Maker, Rest, cuts, progress};
@@ -199,7 +200,8 @@ struct Found {
 /// live must lose something.
 #[test]
 fn a_crash_and_lost_devices() {
-    for (profile, count) in [(Profile::Raid5, 3), (Profile::Raid5, 4), (Profile::Raid6, 5)] {
+    let shapes = vec![(Profile::Raid5, 3), (Profile::Raid5, 4), (Profile::Raid6, 5)];
+    for (profile, count) in budget().sample(shapes, 2) {
         let sample = Sample::new(profile, count);
         let sets = losses(&sample, profile, count);
         let mut found_without = 0;

@@ -133,7 +133,7 @@ fn prove(name: &str) {
 }
 
 /// Volumes of the sample in CI; each takes a quarter of a minute.
-const SAMPLE_CI: usize = 4;
+const SAMPLE_CI: usize = 3;
 
 /// Verifies every second volume of the sample: two tests side by side.
 fn prove_half(from: usize) {

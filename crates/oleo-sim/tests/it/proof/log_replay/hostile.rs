@@ -90,10 +90,10 @@ fn but_for_sums(mut verdict: Verdict) -> Verdict {
 
 #[test]
 fn logs_that_lie() {
-    lies(PLAIN, budget().first_seed(1), budget().count(20, 40));
+    lies(PLAIN, budget().first_seed(1), budget().count(10, 40));
 }
 
 #[test]
 fn logs_that_lie_in_small_nodes() {
-    lies(SMALL_WITH_HOLES, budget().first_seed(2), budget().count(20, 40));
+    lies(SMALL_WITH_HOLES, budget().first_seed(2), budget().count(10, 40));
 }
