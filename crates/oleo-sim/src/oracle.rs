@@ -15,7 +15,7 @@
 //! A trap: the kernel remembers every btrfs device it has seen, by file system id. It takes two images with the same
 //! id, on different loop devices, for one file system on two paths: the second is refused or, worse, joined to the
 //! first. So loop devices are forgotten (`btrfs device scan --forget`) after each unmount, and a process that attaches an
-//! id keeps others from attaching it meanwhile ([`claims`]). Tests of one process must not share an id.
+//! id keeps others from attaching it meanwhile (`claims`). Tests of one process must not share an id.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
