@@ -24,9 +24,9 @@ fn certificates() -> Option<&'static Path> {
         let dir = tempfile::tempdir().expect("dir");
         let script = r#"set -e; cd "$1"
             for who in ours theirs; do mkdir $who; (cd $who
-                openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj "/CN=$who CA" -keyout ca-key.pem -out ca-cert.pem
+                openssl req -x509 -newkey ec:<(openssl ecparam -name prime256v1) -nodes -days 30 -subj "/CN=$who CA" -keyout ca-key.pem -out ca-cert.pem
                 for side in server client; do
-                    openssl req -newkey rsa:2048 -nodes -subj "/CN=$side" -keyout $side-key.pem -out $side.csr
+                    openssl req -newkey ec:<(openssl ecparam -name prime256v1) -nodes -subj "/CN=$side" -keyout $side-key.pem -out $side.csr
                     printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\n' >ext
                     openssl x509 -req -in $side.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 30 \
                         -extfile ext -out $side-cert.pem
