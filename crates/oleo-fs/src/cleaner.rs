@@ -3,8 +3,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use oleo_format::TreeId;
-
 use crate::FsError;
 use crate::fs::Fs;
 use crate::names::BATCH_INODES;
@@ -17,18 +15,25 @@ const GROUP_IDLE: Duration = Duration::from_secs(10);
 impl Fs {
     /// One step of cleaning: inodes without names, what a crash left, deleted subvolumes, of which at most
     /// `budget_blocks` blocks are taken apart, block groups that have been empty for a while. False when nothing is left to do.
+    ///
+    /// # Errors
+    /// Something could not be cleaned, and there was nothing else to do: the first reason.
     pub fn clean(&self, budget_blocks: usize) -> Result<bool, FsError> {
         let evicted = self.core().evict_some(BATCH_INODES);
-        evicted.result?;
-        if evicted.taken > 0 {
+        if evicted.taken > evicted.failed {
             return Ok(true);
         }
-        self.clean_orphans()?;
-        let Some(dead) = self.engine().dead_tree_from(TreeId(0))? else {
-            return Ok(self.engine().remove_idle_group(GROUP_IDLE)?.is_some());
-        };
-        self.engine().drop_step(dead, budget_blocks)?;
-        Ok(true)
+        // What cannot be erased does not keep the rest, which may be what frees the space that it needs.
+        let cleaned = evicted.result.and(self.clean_orphans());
+        let dropped = self.core().drop_step(budget_blocks);
+        if let Ok(true) = dropped {
+            return Ok(true);
+        }
+        let removed = self.engine().remove_idle_group(GROUP_IDLE);
+        if let Ok(Some(_)) = removed {
+            return Ok(true);
+        }
+        cleaned.and(dropped.map(drop)).and(Ok(removed.map(drop)?)).map(|()| false)
     }
 
     /// Comes after the removal of a name: if more inodes wait to be erased than should, erases some. Their last handles are dropped by others, and
@@ -53,13 +58,15 @@ impl Fs {
     }
 
     fn clean_orphans_everywhere(&self) -> Result<(), FsError> {
+        let mut first = Ok(());
         for id in self.subvol_ids()? {
-            match self.subvol(id) {
-                Ok(subvol) if subvol.writable().is_ok() => self.core().clean_orphans(&subvol)?,
-                Ok(_) | Err(FsError::NotFound) => {}
-                Err(e) => return Err(e),
-            }
+            let cleaned = match self.subvol(id) {
+                Ok(subvol) if subvol.writable().is_ok() => self.core().clean_orphans(&subvol),
+                Ok(_) | Err(FsError::NotFound) => Ok(()),
+                Err(e) => Err(e),
+            };
+            first = first.and(cleaned);
         }
-        Ok(())
+        first
     }
 }

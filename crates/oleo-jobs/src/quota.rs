@@ -2,13 +2,13 @@
 
 use oleo_format::TreeId;
 use oleo_fs::Fs;
-use oleo_txn::{Assigned, Need, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, Staged, TxnError};
+use oleo_txn::{Assigned, Claim, Need, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, Staged, TxnError};
 
 use crate::JobError;
 use crate::shares::shares;
 
 /// What a change of quota may need: paths in the quota tree and the root tree. Turning it off gives space back.
-const NEED: Need = Need { items: 64, bytes: 8192, releasing: true };
+const NEED: Need = Need { items: 64, row: 64, bytes: 8192, claim: Claim::Release };
 
 /// A change of quota groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

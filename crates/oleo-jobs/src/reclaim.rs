@@ -26,7 +26,7 @@ pub struct Reclaimed {
 /// their contents. Empty groups are always removed, except the last of each type.
 ///
 /// # Errors
-/// `percent` is not a percentage, a balance is under way, or the image is damaged.
+/// `percent` is not a percentage, a balance is under way, or the image is damaged. If only some group is still in use, all others were reclaimed.
 pub fn reclaim(fs: &Fs, balancer: &Balancer, percent: u64) -> Result<Reclaimed, JobError> {
     if percent > 100 {
         return Err(JobError::refused(errno::EINVAL, format!("{percent} is not a percentage")));
@@ -36,19 +36,25 @@ pub fn reclaim(fs: &Fs, balancer: &Balancer, percent: u64) -> Result<Reclaimed, 
         let mut groups: Vec<GroupInfo> = fs.engine().space().groups();
         groups.retain(|g| !g.flags.contains(BlockGroupFlags::SYSTEM) && is_low(g, percent));
         groups.sort_unstable_by_key(|g| (g.used, g.start));
-        let mut done = Reclaimed::default();
+        let (mut done, mut in_use) = (Reclaimed::default(), None);
         for group in groups {
             if !goes_on() {
                 break;
             }
-            if let Some((freed, moved)) = reclaim_one(fs, &group, percent, goes_on)? {
-                done.groups += 1;
-                done.freed += freed;
-                done.moved += moved;
+            match reclaim_one(fs, &group, percent, goes_on) {
+                Ok(None) => {}
+                Ok(Some((freed, moved))) => {
+                    done.groups += 1;
+                    done.freed += freed;
+                    done.moved += moved;
+                }
+                // As with a balance: it does not keep the others.
+                Err(error @ TxnError::StillUsed(_)) => in_use = in_use.or(Some(error)),
+                Err(error) => return Err(error.into()),
             }
         }
         fs.sync()?;
-        Ok(done)
+        in_use.map_or(Ok(done), |error| Err(error.into()))
     })
 }
 
@@ -63,7 +69,7 @@ fn reclaim_one(
     group: &GroupInfo,
     percent: u64,
     goes_on: &dyn Fn() -> bool,
-) -> Result<Option<(ByteLen, ByteLen)>, JobError> {
+) -> Result<Option<(ByteLen, ByteLen)>, TxnError> {
     let engine = fs.engine();
     let now = engine.space().group(group.start).ok().filter(|g| g.start == group.start && is_low(g, percent));
     let Some(now) = now.filter(|g| !g.read_only) else { return Ok(None) };
@@ -79,6 +85,6 @@ fn reclaim_one(
     match engine.relocate_group(now.start, &|_| goes_on()) {
         Ok(moved) => Ok(moved.map(|_| (on_devices, now.used))),
         Err(TxnError::NoSpace { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }

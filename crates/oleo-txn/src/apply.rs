@@ -1,5 +1,7 @@
 //! Applying a sorted batch to one tree in the open transaction: what `oleo-tree` needs to know for it comes from here.
 
+use std::sync::atomic::Ordering;
+
 use oleo_format::{BlockHead, Generation, HeaderFlags, Logical, TreeId};
 use oleo_space::Kind;
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, TreeError};
@@ -17,8 +19,13 @@ struct KindAlloc<'a> {
 
 impl BlockAlloc for KindAlloc<'_> {
     fn alloc(&self, count: usize, out: &mut Vec<Logical>) -> Result<(), TreeError> {
-        let hold = if self.kind == Kind::Metadata { self.inner.metadata_reserve.frozen() } else { None };
-        self.inner.alloc_blocks_from(hold.as_deref(), self.kind, count, out).map_err(TreeError::outside)
+        let inner = self.inner;
+        let hold = if self.kind == Kind::Metadata { inner.metadata_reserve.frozen() } else { None };
+        if let Some(hold) = &hold {
+            let beyond = (count as u64).saturating_sub(hold.left().0 / u64::from(inner.rules.nodesize));
+            inner.overdrawn.fetch_add(beyond, Ordering::Relaxed);
+        }
+        inner.alloc_blocks_from(hold.as_deref(), self.kind, count, out).map_err(TreeError::outside)
     }
 }
 

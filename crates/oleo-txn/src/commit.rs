@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId};
-use oleo_space::{ExtentKind, Kind};
+use oleo_space::ExtentKind;
 use oleo_tree::{Change, Op};
 use zerocopy::IntoBytes;
 
@@ -206,6 +206,10 @@ impl Inner {
     fn count_tree_blocks(&self, counts: &HashMap<TreeId, i64>) -> Result<(), TxnError> {
         let nodesize = i128::from(self.rules.nodesize);
         for (tree, delta) in counts.iter().filter(|(_, d)| **d != 0) {
+            if *tree == TreeId::ROOT {
+                self.root_tree_blocks.fetch_add(delta.cast_unsigned(), Ordering::Relaxed);
+                continue;
+            }
             // A tree that is being dropped for good has no item to keep.
             if self.trees.get(&self.blocks, *tree)?.is_none() {
                 continue;
@@ -307,12 +311,14 @@ impl Inner {
         self.blocks.publish(&blocks);
         self.csums.settled();
         self.trees.committed();
-        self.metadata_reserve.set_existing(self.space.totals(Kind::Metadata).used);
+        // What cannot be read is as large as before.
+        let _ = self.measure_trees();
         self.metadata_reserve.settled();
         self.quota_settled();
         self.quota.owners.clear();
         self.readers.published(self.space.take_pinned());
         self.reap_quickly();
+        self.replenish_reserve();
         self.space.drain_used();
         self.durable.store(number, Ordering::SeqCst);
         Ok(generation)

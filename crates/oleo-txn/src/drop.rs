@@ -20,7 +20,7 @@ use oleo_tree::{Change, DropPlan, DropProgress, DropStep, Dropping, Node, TakesA
 use crate::TxnError;
 use crate::backrefs::Backrefs;
 use crate::engine::{Engine, Inner};
-use crate::options::Need;
+use crate::options::{Claim, Need};
 use crate::quota::table::Table;
 use crate::staged::Staged;
 use crate::trees::TreeState;
@@ -30,9 +30,8 @@ use crate::trees::TreeState;
 const QUOTA_BYTES_MAX: usize = 64 << 20;
 /// Blocks for which there must be room for a subtree to be taken apart: a path of copies, and paths of bookkeeping trees, which list them.
 const COPY_ROOM_BLOCKS: u64 = 64;
-/// What a step announces: it rewrites a path of the dead tree, and the leaves that list the blocks it drops, which are
-/// neighbours as a rule.
-const STEP_NEED: Need = Need { items: 16, bytes: 512, releasing: true };
+/// What a step announces: it changes bookkeeping trees only, and the path of the dead tree if there is plenty of room for that.
+const STEP_NEED: Need = Need { items: 16, row: 16, bytes: 512, claim: Claim::Reclaim };
 
 /// How far a step of [`Engine::drop_step`] came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,8 +86,6 @@ impl Engine {
         if due || self.staged_ref_changes() > self.0.staged_ref_changes_max {
             self.commit()?;
         }
-        // Counted in the transaction that the step makes its changes in, or in the one before if that is being frozen.
-        drop(self.join(STEP_NEED)?);
         self.among_the_dead(|staged| staged.drop_step(tree, budget_blocks))
     }
 
@@ -100,8 +97,7 @@ impl Engine {
     ) -> Result<R, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
-        let _one = inner.commit_lock.lock();
-        inner.writable()?;
+        let _one = self.with_commit_lock(STEP_NEED)?;
         inner.write_unwritten()?;
         inner.log_is_settled()?;
         // No commit ends the transaction while the lock is held.
@@ -191,7 +187,9 @@ impl Staged<'_> {
     fn drop_blocks(&self, state: &TreeState, plan: &DropPlan) -> Result<Dropping, TxnError> {
         let (inner, generation, tree) = (self.inner(), self.generation(), state.root.tree);
         let room = ByteLen(COPY_ROOM_BLOCKS * u64::from(inner.rules.nodesize));
-        if !inner.counts_drops() || inner.space.reserve(Kind::Metadata, room).is_err() {
+        // Held until the copies have their places.
+        let room = if inner.counts_drops() { inner.space.reserve(Kind::Metadata, room).ok() } else { None };
+        if room.is_none() {
             return inner
                 .with_env(state, tree, generation, |env| inner.blocks.drop_tree_slowly(&state.root, plan, env, None));
         }

@@ -51,6 +51,10 @@ pub(crate) struct Inner {
     pub(crate) ref_items_read: AtomicU64,
     pub(crate) dirty: Dirty,
     pub(crate) trees: Trees,
+    /// Blocks of the root tree, whose size no root item has.
+    pub(crate) root_tree_blocks: AtomicU64,
+    /// Blocks that commits took beyond what was reserved for them.
+    pub(crate) overdrawn: AtomicU64,
     pub(crate) quota: Quota,
     pub(crate) barrier: TransactionBarrier,
     /// Read while an address of data that was looked up is used; written while data moves (see `relocate`).
@@ -240,6 +244,17 @@ impl Engine {
         self.0.metadata_reserve.items_at_most() > max && self.open_items() > max
     }
 
+    /// So many subvolumes that may be changed are in memory; called before one more is changed.
+    pub fn note_subvols(&self, count: usize) {
+        self.0.metadata_reserve.note_subvols(count as u64);
+    }
+
+    /// Blocks that commits took beyond what was reserved for them, since opening: none, if all bounds hold.
+    #[doc(hidden)]
+    pub fn overdrawn(&self) -> u64 {
+        self.0.overdrawn.load(Ordering::Relaxed)
+    }
+
     /// Records of changed references that the next commit has to settle besides those.
     pub fn staged_ref_changes(&self) -> usize {
         self.0.staged_ref_changes.load(Ordering::Relaxed)
@@ -351,7 +366,8 @@ impl Inner {
         };
         let generation = sb.generation.get();
         let growth = Growth::new(sb.bytes_used.get());
-        let metadata_reserve = Arc::new(MetadataReserve::new(rules.nodesize));
+        let trees = Trees::default();
+        let metadata_reserve = Arc::new(MetadataReserve::new(rules.nodesize, trees.levels.clone()));
         let data_ahead = Arc::new(DataAhead::new());
         Inner {
             blocks,
@@ -361,7 +377,9 @@ impl Inner {
             staged_ref_changes_max: opts.staged_ref_changes_max,
             ref_items_read: AtomicU64::new(0),
             dirty: Dirty::new(),
-            trees: Trees::default(),
+            trees,
+            root_tree_blocks: AtomicU64::new(0),
+            overdrawn: AtomicU64::new(0),
             quota: Quota::default(),
             barrier: TransactionBarrier::new(),
             addresses: RwLock::new(()),

@@ -76,7 +76,7 @@ fn need_of_data(len: ByteLen) -> Need {
     Need {
         items: DATA_ITEMS + small(len.0 / DATA_PER_ITEM),
         bytes: DATA_ITEM_BYTES + small(len.0 / DATA_PER_ITEM_BYTE),
-        releasing: false,
+        ..Need::default()
     }
 }
 
@@ -86,7 +86,11 @@ impl Engine {
         self.0.writable()?;
         let mut guard = match self.0.data_ahead.take(&self.0.space, len) {
             Ok(guard) => Some(guard),
-            Err(Refusal::NeedChunk(_)) => self.0.reserve_growing(Kind::Data, len)?,
+            Err(Refusal::NeedChunk(_)) => {
+                // Metadata has its part before data takes what is unallocated.
+                self.0.grow_metadata_reserve(Need::default())?;
+                self.0.reserve_growing(Kind::Data, len)?
+            }
             Err(_) => None,
         };
         if guard.is_none() && self.0.release_idle_reservations() {

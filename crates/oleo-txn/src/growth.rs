@@ -16,14 +16,15 @@ pub(crate) mod state;
 
 use std::sync::atomic::Ordering;
 
-use oleo_format::{BlockGroupFlags, ByteLen, DevId, Key, Logical};
+use oleo_format::{BlockGroupFlags, ByteLen, DevId, Key, Logical, TreeId};
 use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
-use oleo_tree::Change;
+use oleo_tree::{Change, TreeRoot, Walk};
 use oleo_volume::{ChunkPlan, ChunkWant, KeptFree, Outlook, VolumeError};
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
 use crate::free_runs::{sum_of, without};
+use crate::metadata_reserve::Sizes;
 use crate::options::{DataWant, Need};
 use state::NewChunk;
 
@@ -45,6 +46,17 @@ const SHORTEST_LEN: u64 = 1 << 20;
 
 /// A new chunk of an image that is to be cut to size may be as large as this part of all chunks before it.
 const CHUNK_SHARE: u64 = 16;
+
+/// Trees that keep the books of others and have root items, but for that of checksums.
+const BOOKKEEPING: [TreeId; 7] = [
+    TreeId::EXTENT,
+    TreeId::DEV,
+    TreeId::QUOTA,
+    TreeId::UUID,
+    TreeId::FREE_SPACE,
+    TreeId::BLOCK_GROUP,
+    TreeId::RAID_STRIPE,
+];
 
 impl Inner {
     /// Makes one chunk of a kind; `false` when the devices have no room for one.
@@ -337,15 +349,7 @@ impl Inner {
 
     /// Reserves what the open transaction lacks to let `need` in; `false` when there is no room.
     pub(crate) fn grow_metadata_reserve(&self, need: Need) -> Result<bool, TxnError> {
-        self.metadata_reserve.set_existing(self.space.totals(Kind::Metadata).used);
-        if !self.metadata_reserve.has_last() {
-            for last in self.metadata_reserve.last_reserves() {
-                if let Some(guard) = self.reserve_growing(Kind::Metadata, last)? {
-                    self.metadata_reserve.set_last(guard);
-                    break;
-                }
-            }
-        }
+        self.measure_trees()?;
         let Some(missing) = self.metadata_reserve.shortfall_for(need) else { return Ok(true) };
         let rounded_up = self.metadata_reserve.rounded_up(missing);
         for len in [rounded_up, missing] {
@@ -354,13 +358,54 @@ impl Inner {
                 return Ok(true);
             }
         }
+        self.replenish_reserve();
         Ok(self.metadata_reserve.shortfall_for(need).is_none())
     }
 
-    /// Bytes that tree blocks could still take: those of free blocks, and what could become metadata chunks.
-    pub(crate) fn free_metadata(&self) -> ByteLen {
-        let unallocated = self.volume.unallocated(self.profile_of(Kind::Metadata));
-        ByteLen(self.space.totals(Kind::Metadata).free.0.saturating_add(unallocated.0))
+    /// Reserves as much as there is of what the next transaction should find, before others take it for data.
+    pub(crate) fn replenish_reserve(&self) {
+        let node = u64::from(self.rules.nodesize);
+        let Some(ByteLen(mut missing)) = self.metadata_reserve.shortfall_for(Need::default()) else { return };
+        let mut part = missing;
+        // Halves at every refusal.
+        while missing > 0 && part >= node {
+            match self.space.reserve(Kind::Metadata, ByteLen(part.min(missing))) {
+                Ok(more) => {
+                    missing -= more.left().0;
+                    self.metadata_reserve.add(more);
+                }
+                Err(_) => part = part / 2 / node * node,
+            }
+        }
+    }
+
+    /// Measures what the bounds of the metadata reserve depend on.
+    pub(crate) fn measure_trees(&self) -> Result<(), TxnError> {
+        let _reader = self.readers.enter();
+        let bytes_of = |tree| -> Result<u64, TxnError> {
+            let item = self.trees.get(&self.blocks, tree)?.and_then(|state| state.item);
+            Ok(item.map_or(0, |item| item.bytes_used.get()))
+        };
+        let used = self.space.totals(Kind::Metadata).used.0;
+        let mut bookkeeping = self.root_tree_blocks.load(Ordering::Relaxed) * u64::from(self.rules.nodesize);
+        for tree in BOOKKEEPING {
+            bookkeeping = bookkeeping.saturating_add(bytes_of(tree)?);
+        }
+        // What root items say is not more than there is.
+        let (bookkeeping, csums) = (bookkeeping.min(used), bytes_of(TreeId::CSUM)?.min(used));
+        self.metadata_reserve.set_sizes(Sizes { used, bookkeeping, csums, limit: self.limit() });
+        Ok(())
+    }
+
+    /// Blocks of a tree; those of the lowest level are only counted.
+    pub(crate) fn count_blocks(&self, root: &TreeRoot) -> Result<u64, TxnError> {
+        let mut blocks = 0;
+        self.blocks.walk(root, |node, _| {
+            let counts_leaves = node.level() == 1;
+            blocks += 1 + if counts_leaves { node.len() as u64 } else { 0 };
+            Ok::<_, TxnError>(if counts_leaves { Walk::Over } else { Walk::Into })
+        })?;
+        Ok(blocks)
     }
 }
 

@@ -1,20 +1,25 @@
 //! Joining the open transaction: room in the metadata reserve first, by growing it, by a commit, or alone.
 //!
 //! Normal path: (1) `charge` counts the operation in and returns whether what is reserved covers it: then it is joined; (2) if not,
-//! [`Engine::join`] leaves again and makes room, with a commit if it must; (3) an operation that gives space back joins alone if not
-//! even that is enough (see `metadata_reserve`).
+//! [`Engine::join`] leaves again and makes room, with a commit if it must; (3) an operation that gives space back, or was promised it, joins alone
+//! if not even that is enough (see `metadata_reserve`).
+//!
+//! A change that is made with the commit lock held (`stage`, `drop`) joins before it waits for the lock; if a commit took what it was charged,
+//! it joins again ([`Engine::with_commit_lock`]).
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use oleo_format::{ByteLen, Generation, Logical, TreeId};
-use oleo_space::{Grant, Run};
+use oleo_lock::{MutexGuard, rank};
+use oleo_space::{Grant, Kind, Run};
 
 use crate::TxnError;
 use crate::barrier::JoinGuard;
 use crate::engine::{Engine, Inner};
 use crate::metadata_reserve::MetadataReserve;
-use crate::options::Need;
+use crate::options::{Claim, Need};
 
 /// A place in the open transaction. Changes made while it lives go into one commit together.
 pub struct Handle<'a> {
@@ -52,6 +57,8 @@ impl Handle<'_> {
 const TRIES_MAX: u32 = 32;
 /// Commits that an operation makes to have room.
 pub(crate) const COMMITS_MAX: u32 = 2;
+/// How long an operation that would join alone waits each time for readers of older states, which keep what commits have freed.
+const READERS_WAIT: Duration = Duration::from_millis(5);
 
 pub(crate) fn no_metadata(inner: &Inner, need: Need) -> TxnError {
     let wanted = ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize));
@@ -63,8 +70,8 @@ impl Engine {
     /// [`DeltaSource`](crate::DeltaSource) needs and no other handle: if space is short, a commit happens in here.
     ///
     /// # Errors
-    /// There is not enough space. An operation that is let in does not run out of metadata space later, and one that frees space
-    /// or was promised it is always let in ([`Need::releasing`]), with a commit of its own if it must be.
+    /// There is not enough space. An operation that is let in does not run out of metadata space later, and one that reclaims space
+    /// or was promised it is always let in ([`Claim`]), with a commit of its own if it must be.
     pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         self.0.writable()?;
         match self.join_charged(|reserve, slab| reserve.charge(need, slab)) {
@@ -107,25 +114,47 @@ impl Engine {
             self.commit()?;
             inner.reap();
         }
-        if need.releasing {
-            return self.join_alone(need);
+        match need.claim {
+            Claim::Ordinary => Err(no_metadata(inner, need)),
+            Claim::Release | Claim::Promised | Claim::Reclaim => self.join_alone(need),
         }
-        Err(no_metadata(inner, need))
     }
 
-    /// Lets a releasing operation in that nothing covers, as the only one of its transaction so far.
+    /// Lets an operation in that nothing covers beside others, as the only one of its transaction so far.
     fn join_alone(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         let inner = &*self.0;
         let alone = inner.metadata_reserve.alone();
         for _ in 0..TRIES_MAX {
             self.commit()?;
             inner.reap();
-            let free = inner.free_metadata();
-            if let Some(handle) = self.join_charged(|reserve, _| reserve.charge_alone(&alone, need, free)) {
+            let has_room = inner.grow_reserve_alone(need)?;
+            if has_room && let Some(handle) = self.join_charged(|reserve, _| reserve.charge_alone(&alone, need)) {
                 return Ok(handle);
+            }
+            if !has_room {
+                if inner.space.totals(Kind::Metadata).pinned.0 == 0 {
+                    break;
+                }
+                std::thread::sleep(READERS_WAIT);
             }
         }
         Err(no_metadata(inner, need))
+    }
+
+    /// Takes the commit lock with `need` charged to the transaction that is open then, which no commit ends while the lock is held. The caller
+    /// holds no handle.
+    pub(crate) fn with_commit_lock(&self, need: Need) -> Result<MutexGuard<'_, rank::Commit, ()>, TxnError> {
+        let mut tries = 0;
+        loop {
+            let charged_to = self.join(need)?.generation();
+            let commit_lock = self.0.commit_lock.lock();
+            self.0.writable()?;
+            // What others commit meanwhile leaves room behind, so that nobody is overtaken for long.
+            if self.generation() == charged_to || tries == TRIES_MAX {
+                return Ok(commit_lock);
+            }
+            tries += 1;
+        }
     }
 }
 
@@ -135,6 +164,20 @@ impl Inner {
     pub(crate) fn grow_reserve_or_release_idle(&self, need: Need) -> Result<bool, TxnError> {
         Ok(self.grow_metadata_reserve(need)?
             || (self.release_idle_reservations() && self.grow_metadata_reserve(need)?))
+    }
+
+    /// Reserves what the open transaction lacks to let `need` in as the only operation; `false` if there is no room.
+    fn grow_reserve_alone(&self, need: Need) -> Result<bool, TxnError> {
+        self.measure_trees()?;
+        for _ in 0..2 {
+            let Some(missing) = self.metadata_reserve.shortfall_alone(need) else { return Ok(true) };
+            if let Some(more) = self.reserve_growing(Kind::Metadata, missing)? {
+                self.metadata_reserve.add(more);
+                return Ok(true);
+            }
+            self.release_idle_reservations();
+        }
+        Ok(false)
     }
 
     /// Gives back what is reserved ahead, and has the crate above release reservations that it does not need; returns whether there

@@ -54,7 +54,7 @@ pub use error::TxnError;
 pub use file_data::DataReservation;
 pub use join::Handle;
 pub use log::{JoinsBlocked, LogCommit, LogRecording, LogWritten, commits_of_this_thread, fallback};
-pub use options::{CsumCheck, DataWant, EngineOptions, Need};
+pub use options::{Claim, CsumCheck, DataWant, EngineOptions, Need};
 pub use quota::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, ScanBase};
 pub use readers::{Look, Reader};
 pub use relocate::{Addresses, Moved, NoAddresses};

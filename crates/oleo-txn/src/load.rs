@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
 
 use oleo_format::{
     BlockGroupFlags, BlockGroupItemV2, ByteLen, CompatRo, Generation, Incompat, ItemType, Key, Logical, RootBackup,
@@ -84,6 +85,7 @@ impl Engine {
         if !opts.read_only {
             let found = unreplayed_log::read(inner)?;
             *inner.unreplayed_log.lock() = found.map(Arc::new);
+            inner.root_tree_blocks.store(inner.count_blocks(&root_tree)?, Ordering::Relaxed);
         }
         Ok(engine)
     }

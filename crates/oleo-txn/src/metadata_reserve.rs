@@ -1,31 +1,49 @@
-//! The metadata reserve: what operations may need, reserved before they change anything, so that ENOSPC comes from the call.
+//! The metadata reserve: space for the blocks that operations may need, reserved before they change anything, so that ENOSPC
+//! comes from the call and never from a commit.
 //!
-//! A transaction writes each block once however many changes hit it, so its need is bounded twice: by what its changes can
-//! touch (`items` × blocks per item) and by what exists (every block of the volume rewritten once, twice with the
-//! references that un-sharing adds) plus the new bytes. The smaller bound is reserved.
+//! What a transaction takes has two parts:
+//! - *Trees of files* ([`Inner::touched`](MetadataReserve::touched)). A commit writes each block once, however many changes hit it. So
+//!   the need is bounded twice: by what the changes can touch (`items` × blocks per item), and by what exists (all metadata in use,
+//!   once for each subvolume in memory, since subvolumes share blocks and each may come to have copies of its own). The smaller bound is charged
+//!   to the transaction, with the bytes of new items.
+//! - *Bookkeeping trees*: extents, free space, checksums, groups, roots, quota. Items are no bound for these: the first change of a
+//!   leaf that a snapshot shares adds a reference to each extent and block below it, anywhere in the extent tree. Their size is a bound, since
+//!   they share no blocks and a commit writes each block once. So every transaction has their size, and it is counted once ([`Sizes`]).
 //!
-//! Three sorts of needs:
-//! - An ordinary operation joins if what is held covers everything charged to the open transaction and everything promised.
+//! | reserved beyond what is charged | for | who leaves it alone |
+//! |---|---|---|
+//! | `bookkeeping` | one rewrite of the bookkeeping trees | all |
+//! | `splits` | one split of each of their leaves, which un-sharing makes, and a rewrite of them then | all but an operation that reclaims, alone |
+//! | `last` | one operation that reclaims | ordinary and releasing operations |
+//! | `spare` | operations that release | ordinary operations |
+//!
+//! docs/decisions/0034-last-blocks.md has the proof that deleting snapshots always works with that, and what the bounds take for granted.
+//!
+//! Sorts of operations ([`Claim`]):
+//! - An ordinary operation joins if what is held covers everything charged to the open transaction, everything promised, and all four rows.
+//! - One that releases space may copy shared blocks first, which stay: it leaves promises and the first three rows alone.
 //! - A promise ([`promise`](MetadataReserve::promise)) is for a later operation, in whichever transaction that is: the
 //!   flush of buffered data. It counts until that operation has joined.
-//! - An operation that frees space, or that was promised space, joins if what is held, promises and the last reserve included,
-//!   covers what is charged to its transaction: other promises are for later transactions and no reason to wait. If not even
-//!   that is enough, it joins alone (`Engine::join_alone`), so that deleting and flushing work when nothing else does, if
-//!   necessary with a commit each.
+//! - An operation that was promised space, or that reclaims space and adds nothing that stays, leaves the first two rows alone: other promises
+//!   are for later transactions and no reason to wait.
+//!
+//! If what is held is not even enough for one of the last three, it joins alone (`Engine::join`), so that deleting and flushing work when
+//! nothing else does, if necessary with a commit each.
 //!
 //! Normal path: (1) once joined, `charge` counts an operation in and returns whether what is held covers it: it takes from what was counted
 //! in ahead for its thread (`slabs`) or counts in itself, and if what is held covers that, more ahead; (2) if not, the operation leaves again, `Inner::grow_metadata_reserve` reserves more,
 //! growing a chunk when the allocator says so, and the operation comes back; (3) a freeze moves what the frozen
-//! transaction may need aside (`freeze`) and leaves what the promises need; (4) the commit takes its blocks out of the
+//! transaction may need aside (`freeze`) and leaves what promises and the next transaction need, as far as it goes; (4) the commit takes its blocks out of the
 //! former, and its end (`settled`) hands what is left of it to the open transaction as far as that lacks it, before
-//! anybody else can have it.
+//! anybody else can have it; what the commit freed is reserved as soon as it is free (`Inner::replenish_reserve`).
 //!
 //! What is ahead in slabs is counted like operations, so it is covered when it is taken, unless operations that free space have used since what
 //! covered it: so who takes it looks, which only reads. It is collected before anybody is
 //! refused, before a freeze counts, and when more metadata is in use, since then the bound is higher. Thus it costs no operation its place.
 //!
-//! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
-//! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks:
+//! Invariants: an operation is counted in the transaction in which it makes its changes. What is held ≥ touched(counts of operations) +
+//! `bookkeeping`, also of the one that came in alone; a commit takes no more blocks than that ([`Inner::overdrawn`](crate::engine::Inner::overdrawn)
+//! counts those that it does, for tests). Locks:
 //! `held`, never over I/O; `alone_lock` is taken before joining and before the commit
 //! lock. Crash: memory only.
 
@@ -38,20 +56,33 @@ use oleo_space::Reservation;
 
 use crate::barrier::SHARDS;
 use crate::counted::Counted;
-use crate::options::Need;
+use crate::options::{Claim, Need};
 use crate::slabs::{Amount, Slabs};
 
-/// Blocks that one changed item may make the transaction rewrite: its leaf, the leaf a split adds, and for both the leaves
-/// of the extent tree and the free-space tree that record them, plus ancestors, which neighbours share.
-const BLOCKS_PER_ITEM: u64 = 8;
+/// Blocks that one changed item may make a transaction add to a tree of files, beside those of each level: the leaf that a split adds, and
+/// a neighbour that is merged with.
+const BLOCKS_PER_ITEM: u64 = 2;
+/// The same for each level: the block, and what records it and what it refers to, in half-filled leaves. What an unshared leaf has
+/// references to comes to 29 bytes for each 78 of it, and what a node has to 9 for each 33.
+const BLOCKS_PER_LEVEL: u64 = 2;
+/// Levels of a tree that are counted at least.
+const LEVELS_MIN: u64 = 3;
 /// New item bytes take room: heads, half-filled leaves after splits, records of the new leaves.
 const BYTES_FACTOR: u64 = 3;
-/// Blocks that any transaction needs: paths of the bookkeeping trees, root items, chunk records.
-const BASE_BLOCKS: u64 = 48;
-/// Blocks kept back for operations that free space, or as much of that as there is when they are asked for.
-const LAST_RESERVE_BLOCKS: [u64; 3] = [128, 64, 32];
-/// Blocks that must really be free for one operation to be let in alone, beside one per item.
-const ALONE_BLOCKS: u64 = 32;
+/// Blocks that bookkeeping trees may grow by in any transaction, beside one part in [`GROWTH_PART`]: chunk records, roots.
+const GROWTH_BLOCKS: u64 = 16;
+const GROWTH_PART: u64 = 8;
+/// Bytes of bookkeeping trees that are counted at most, checksums apart; and of checksums, of which a transaction rewrites the ends of what it frees.
+const BOOKKEEPING_MAX: u64 = 512 << 20;
+const CSUMS_MAX: u64 = 64 << 20;
+/// Bytes of their leaves that are counted as split at most.
+const SPLITS_MAX: u64 = 64 << 20;
+/// Blocks kept back for an operation that reclaims space, and for those that release some; on small volumes one part in so many of what metadata
+/// may come to.
+const LAST_BLOCKS: u64 = 64;
+const LAST_PART: u64 = 32;
+const SPARE_BLOCKS: u64 = 128;
+const SPARE_PART: u64 = 16;
 /// Reserved beyond the need of the moment, so that the slow path is rare.
 const STEP_BYTES: u64 = 1 << 20;
 
@@ -64,7 +95,18 @@ struct Held {
     frozen_bytes: u64,
     /// Bytes that were moved to `frozen` for them.
     frozen_len: u64,
-    last: Option<Reservation>,
+}
+
+/// How large the trees of a volume are, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Sizes {
+    /// All metadata in use.
+    pub(crate) used: u64,
+    /// Bookkeeping trees but for that of checksums.
+    pub(crate) bookkeeping: u64,
+    pub(crate) csums: u64,
+    /// What metadata may come to.
+    pub(crate) limit: u64,
 }
 
 pub(crate) struct MetadataReserve {
@@ -77,10 +119,17 @@ pub(crate) struct MetadataReserve {
     promised_ahead: Slabs,
     /// Bytes in `open`.
     covered: AtomicU64,
-    /// Twice the metadata in use.
-    existing: AtomicU64,
-    /// Bytes in `last`.
+    /// Metadata in use.
+    used: AtomicU64,
+    /// Levels of the highest tree.
+    levels: Arc<AtomicU64>,
+    /// Subvolumes in memory that may be changed, the most there were.
+    subvols: AtomicU64,
+    /// The rows of the table above.
+    bookkeeping: AtomicU64,
+    splits: AtomicU64,
     last: AtomicU64,
+    spare: AtomicU64,
     /// An operation is about to join alone: all others wait for `alone_lock`.
     alone: AtomicBool,
     alone_lock: Mutex<rank::JoinAlone, ()>,
@@ -111,7 +160,8 @@ fn join(to: &mut Option<Reservation>, more: Reservation) {
 }
 
 impl MetadataReserve {
-    pub(crate) fn new(nodesize: u32) -> MetadataReserve {
+    /// `levels`: of the highest tree, as they become known.
+    pub(crate) fn new(nodesize: u32, levels: Arc<AtomicU64>) -> MetadataReserve {
         MetadataReserve {
             nodesize: u64::from(nodesize),
             charged: Counted::new(),
@@ -119,31 +169,49 @@ impl MetadataReserve {
             promised: Counted::new(),
             promised_ahead: Slabs::new(SHARDS),
             covered: AtomicU64::new(0),
-            existing: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            levels,
+            subvols: AtomicU64::new(1),
+            bookkeeping: AtomicU64::new(0),
+            splits: AtomicU64::new(0),
             last: AtomicU64::new(0),
+            spare: AtomicU64::new(0),
             alone: AtomicBool::new(false),
             alone_lock: Mutex::new(()),
             held: Mutex::new(Held::default()),
         }
     }
 
-    fn bound(&self, items: u64, bytes: u64) -> u64 {
-        let touched = items.saturating_mul(BLOCKS_PER_ITEM * self.nodesize);
-        let existing = self.existing.load(Ordering::Relaxed);
-        touched.min(existing) + bytes.saturating_mul(BYTES_FACTOR) + BASE_BLOCKS * self.nodesize
+    /// What so many changed items take in trees of files.
+    fn touched(&self, of: Amount) -> u64 {
+        let levels = self.levels.load(Ordering::Relaxed).max(LEVELS_MIN);
+        let per_item = (BLOCKS_PER_ITEM + BLOCKS_PER_LEVEL * levels) * self.nodesize;
+        let existing = self.used.load(Ordering::Relaxed).saturating_mul(self.subvols.load(Ordering::Relaxed) + 1);
+        of.items.saturating_mul(per_item).min(existing) + of.bytes.saturating_mul(BYTES_FACTOR)
+    }
+
+    /// What an operation leaves alone beside what is charged.
+    fn kept(&self, claim: Claim) -> u64 {
+        let sum = |rows: &[&AtomicU64]| rows.iter().map(|row| row.load(Ordering::Relaxed)).sum();
+        let Self { bookkeeping, splits, last, spare, .. } = self;
+        match claim {
+            Claim::Ordinary => sum(&[bookkeeping, splits, last, spare]),
+            Claim::Release => sum(&[bookkeeping, splits, last]),
+            Claim::Promised | Claim::Reclaim => sum(&[bookkeeping, splits]),
+        }
     }
 
     /// By how much what is held falls short of what so much needs; `None` when it covers that.
-    fn shortfall(&self, charged: Amount, releasing: bool) -> Option<u64> {
-        let (bound, last) = if releasing {
-            (self.bound(charged.items, charged.bytes), self.last.load(Ordering::Relaxed))
-        } else {
-            let all = charged.plus(self.promised.get());
-            (self.bound(all.items, all.bytes), 0)
+    fn shortfall(&self, charged: Amount, claim: Claim) -> Option<u64> {
+        let all = match claim {
+            Claim::Ordinary | Claim::Release => charged.plus(self.promised.get()),
+            Claim::Promised | Claim::Reclaim => charged,
         };
-        // Read only once: others add to it meanwhile.
-        let covered = self.covered.load(Ordering::Acquire) + last;
-        if bound <= covered { None } else { Some(bound - covered) }
+        self.lacks(self.touched(all) + self.kept(claim))
+    }
+
+    fn lacks(&self, bound: u64) -> Option<u64> {
+        bound.checked_sub(self.covered.load(Ordering::Acquire)).filter(|missing| *missing > 0)
     }
 
     /// Items that the open transaction was asked for; while operations go on, about that.
@@ -174,26 +242,26 @@ impl MetadataReserve {
         }
         if self.charged_ahead.take(slab, amount) {
             // Operations that free space may have used since what covered it.
-            if self.shortfall(self.charged.get(), need.releasing).is_none() {
+            if self.shortfall(self.charged.get(), need.claim).is_none() {
                 return true;
             }
             self.charged.sub(amount);
         }
         let ahead = Slabs::<AtomicU64>::ahead(amount, self.charged.get());
         // What is ahead may be taken by any operation: it is covered as for an ordinary one.
-        if self.count_in(amount.plus(ahead), false) {
+        if self.count_in(amount.plus(ahead), Claim::Ordinary) {
             if !self.charged_ahead.put(slab, ahead) {
                 self.charged.sub(ahead);
             }
             return true;
         }
-        self.count_in(amount, need.releasing)
-            || (self.collect(&self.held.lock()) && self.count_in(amount, need.releasing))
+        self.count_in(amount, need.claim)
+            || (self.collect(&self.held.lock()) && self.count_in(amount, need.claim))
     }
 
     /// Counts so much in if what is held covers it.
-    fn count_in(&self, amount: Amount, releasing: bool) -> bool {
-        let is_covered = |all| !self.alone.load(Ordering::SeqCst) && self.shortfall(all, releasing).is_none();
+    fn count_in(&self, amount: Amount, claim: Claim) -> bool {
+        let is_covered = |all| !self.alone.load(Ordering::SeqCst) && self.shortfall(all, claim).is_none();
         self.charged.add_if(amount, is_covered)
     }
 
@@ -211,23 +279,30 @@ impl MetadataReserve {
         }
     }
 
-    /// As [`Self::charge`], for the holder of `alone`: counts it in if nothing else is counted, and `free` bytes,
-    /// which no block has, are enough for what one operation comes to.
-    pub(crate) fn charge_alone(&self, _alone: &Alone<'_>, need: Need, free: ByteLen) -> bool {
-        let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
-        let used = self.existing.load(Ordering::Relaxed) / 2;
-        let least = ((items + ALONE_BLOCKS) * self.nodesize).min(used / 2) + bytes;
+    /// By how much what is held falls short of what `need` takes in a transaction of its own.
+    pub(crate) fn shortfall_alone(&self, need: Need) -> Option<ByteLen> {
+        let places = Amount { items: need.items.saturating_sub(need.row).into(), bytes: need.bytes.into() };
+        let bound = match need.claim {
+            Claim::Ordinary | Claim::Release => self.touched(places.plus(self.promised.get())) + self.kept(need.claim),
+            Claim::Promised => self.touched(places) + self.kept(need.claim),
+            Claim::Reclaim => self.touched(places) + self.bookkeeping.load(Ordering::Relaxed),
+        };
+        self.lacks(bound).map(ByteLen)
+    }
+
+    /// As [`Self::charge`], for the holder of `alone`: counts it in if nothing else is counted, and what is held is enough for it alone.
+    pub(crate) fn charge_alone(&self, _alone: &Alone<'_>, need: Need) -> bool {
         // A commit that had nothing to write has not collected it.
         self.collect(&self.held.lock());
         // Others add for a moment what they take away again.
-        free.0 >= least && self.charged.add_first(Amount { items, bytes })
+        self.shortfall_alone(need).is_none() && self.charged.add_first(amount_of(need))
     }
 
     /// Counts in what a later operation will need, whatever transactions begin and end meanwhile; returns whether what is held covers it.
     /// It is counted in either case. Called with the join guard held, `slab` is the caller's thread's.
     pub(crate) fn promise(&self, need: Need, slab: usize) -> bool {
         let amount = amount_of(need);
-        let is_covered = || self.shortfall(self.charged.get(), false).is_none();
+        let is_covered = || self.shortfall(self.charged.get(), Claim::Ordinary).is_none();
         if self.promised_ahead.take(slab, amount) {
             // Operations that free space may have used since what covered it.
             return is_covered() || (self.collect(&self.held.lock()) && is_covered());
@@ -256,7 +331,7 @@ impl MetadataReserve {
     }
 
     fn shortfall_now(&self, need: Need) -> Option<ByteLen> {
-        self.shortfall(self.charged.get().plus(amount_of(need)), need.releasing).map(ByteLen)
+        self.shortfall(self.charged.get().plus(amount_of(need)), need.claim).map(ByteLen)
     }
 
     /// What a reservation is rounded up to while there is plenty.
@@ -264,12 +339,26 @@ impl MetadataReserve {
         ByteLen(missing.0 + STEP_BYTES)
     }
 
-    pub(crate) fn set_existing(&self, used: ByteLen) {
-        let existing = used.0.saturating_mul(2);
-        let before = self.existing.swap(existing, Ordering::Relaxed);
-        if existing > before {
+    /// Says how large the trees are now.
+    pub(crate) fn set_sizes(&self, sizes: Sizes) {
+        let Sizes { used, bookkeeping, csums, limit } = sizes;
+        let counted = bookkeeping.min(BOOKKEEPING_MAX) + csums.min(CSUMS_MAX);
+        let rewritten = |bytes: u64| bytes + bytes / GROWTH_PART;
+        let splits = counted.min(SPLITS_MAX);
+        self.bookkeeping.store(rewritten(counted) + GROWTH_BLOCKS * self.nodesize, Ordering::Relaxed);
+        // As many bytes more, which are then written anew like the others.
+        self.splits.store(splits + rewritten(splits), Ordering::Relaxed);
+        self.last.store((LAST_BLOCKS * self.nodesize).min(limit / LAST_PART), Ordering::Relaxed);
+        self.spare.store((SPARE_BLOCKS * self.nodesize).min(limit / SPARE_PART), Ordering::Relaxed);
+        let before = self.used.swap(used, Ordering::Relaxed);
+        if used > before {
             self.collect(&self.held.lock());
         }
+    }
+
+    /// So many subvolumes that may be changed are in memory.
+    pub(crate) fn note_subvols(&self, count: u64) {
+        self.subvols.fetch_max(count, Ordering::Relaxed);
     }
 
     pub(crate) fn add(&self, guard: Reservation) {
@@ -278,28 +367,13 @@ impl MetadataReserve {
         join(&mut held.open, guard);
     }
 
-    /// Bytes to set aside for operations that free space: the first that there is room for.
-    pub(crate) fn last_reserves(&self) -> impl Iterator<Item = ByteLen> + '_ {
-        LAST_RESERVE_BLOCKS.iter().map(|blocks| ByteLen(blocks * self.nodesize))
-    }
-
-    pub(crate) fn set_last(&self, guard: Reservation) {
-        let mut held = self.held.lock();
-        self.last.store(guard.left().0, Ordering::Relaxed);
-        held.last = Some(guard);
-    }
-
-    pub(crate) fn has_last(&self) -> bool {
-        self.last.load(Ordering::Relaxed) > 0
-    }
-
     /// What blocks of the frozen transaction are taken out of.
     pub(crate) fn frozen(&self) -> Option<Arc<Reservation>> {
         self.held.lock().frozen.clone()
     }
 
-    /// Joins are blocked: counts start anew. What the frozen transaction may need is its own, what promises need stays, and the
-    /// rest goes back.
+    /// Joins are blocked: counts start anew. What the frozen transaction may need is its own, what promises and the next transaction need stays,
+    /// as far as it goes, and the rest goes back.
     pub(crate) fn freeze(&self) {
         let mut held = self.held.lock();
         self.collect(&held);
@@ -307,19 +381,15 @@ impl MetadataReserve {
         held.frozen_items += charged.items;
         held.frozen_bytes += charged.bytes;
         let Some(open) = held.open.take() else { return };
-        let needed = self.bound(held.frozen_items, held.frozen_bytes).saturating_sub(held.frozen_len);
+        let counted = Amount { items: held.frozen_items, bytes: held.frozen_bytes };
+        let needed = (self.touched(counted) + self.kept(Claim::Reclaim)).saturating_sub(held.frozen_len);
         let frozen = open.split(ByteLen(needed));
         held.frozen_len += frozen.left().0;
         match &held.frozen {
             Some(before) => before.join(frozen),
             None => held.frozen = Some(Arc::new(frozen)),
         }
-        let promised = self.promised.get();
-        let for_promises = match promised.items {
-            0 => 0,
-            items => self.bound(items, promised.bytes),
-        };
-        let keep = open.split(ByteLen(for_promises));
+        let keep = open.split(ByteLen(self.touched(self.promised.get()) + self.kept(Claim::Ordinary)));
         self.covered.store(keep.left().0, Ordering::Release);
         held.open = Some(keep);
         drop(held);
@@ -340,5 +410,70 @@ impl MetadataReserve {
         }
         drop(held);
         drop(frozen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: u64 = 16 << 10;
+
+    fn reserve(used: u64, bookkeeping: u64) -> MetadataReserve {
+        let reserve = MetadataReserve::new(NODE as u32, Arc::new(AtomicU64::new(3)));
+        reserve.set_sizes(Sizes { used, bookkeeping, csums: 0, limit: 100 * used });
+        reserve
+    }
+
+    /// How much must be reserved for an operation, in blocks.
+    fn blocks(reserve: &MetadataReserve, items: u32, claim: Claim) -> u64 {
+        reserve.shortfall_for(Need { items, claim, ..Need::default() }).map_or(0, |bytes| bytes.0 / NODE)
+    }
+
+    /// Goal: what the last operations need is left alone by all others, in steps. Method: the blocks that each claim must find for the same need.
+    #[test]
+    fn claims_leave_rows_alone() {
+        let reserve = reserve(10_000 * NODE, 80 * NODE);
+        let claims = [Claim::Ordinary, Claim::Release, Claim::Promised, Claim::Reclaim];
+        let need = claims.map(|claim| blocks(&reserve, 10, claim));
+        let (touched, bookkeeping, splits) = (10 * 8, 80 + 10 + 16, 80 + 80 + 10);
+        let all = touched + bookkeeping + splits;
+        assert_eq!(need, [all + LAST_BLOCKS + SPARE_BLOCKS, all + LAST_BLOCKS, all, all]);
+        let need = Need { items: 10, row: 7, claim: Claim::Reclaim, ..Need::default() };
+        let alone = reserve.shortfall_alone(need).map(|bytes| bytes.0 / NODE);
+        assert_eq!(alone, Some(3 * 8 + bookkeeping));
+    }
+
+    /// Goal: promises are left alone by what adds or may copy something, not by what frees.
+    #[test]
+    fn promises_are_left_alone() {
+        let reserve = reserve(10_000 * NODE, 80 * NODE);
+        let before = [Claim::Ordinary, Claim::Release, Claim::Reclaim].map(|claim| blocks(&reserve, 1, claim));
+        reserve.promise(Need { items: 100, ..Need::default() }, 0);
+        let after = [Claim::Ordinary, Claim::Release, Claim::Reclaim].map(|claim| blocks(&reserve, 1, claim));
+        assert_eq!(after, [before[0] + 800, before[1] + 800, before[2]]);
+    }
+
+    /// Goal: a transaction may make a copy of every block for each subvolume that it changes, and no more. Method: very many items.
+    #[test]
+    fn subvolumes_have_copies_of_their_own() {
+        let reserve = reserve(1000 * NODE, 0);
+        let need = |reserve: &MetadataReserve| blocks(reserve, u32::MAX, Claim::Ordinary) - blocks(reserve, 0, Claim::Ordinary);
+        assert_eq!(need(&reserve), 2 * 1000);
+        reserve.note_subvols(10);
+        reserve.note_subvols(3);
+        assert_eq!(need(&reserve), 11 * 1000);
+    }
+
+    /// Goal: what is kept is bounded on large volumes, and a part of small ones.
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let large = reserve(1 << 42, 1 << 40);
+        let kept = blocks(&large, 0, Claim::Ordinary) * NODE;
+        let rewritten = BOOKKEEPING_MAX + BOOKKEEPING_MAX / GROWTH_PART;
+        assert!(kept < rewritten + 3 * SPLITS_MAX, "{kept}");
+        let small = MetadataReserve::new(NODE as u32, Arc::default());
+        small.set_sizes(Sizes { used: 20 * NODE, bookkeeping: 8 * NODE, csums: 0, limit: 320 * NODE });
+        assert_eq!(blocks(&small, 0, Claim::Ordinary), (9 + GROWTH_BLOCKS) + (8 + 9) + 10 + 20);
     }
 }

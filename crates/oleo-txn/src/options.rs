@@ -42,16 +42,32 @@ impl Default for EngineOptions {
     }
 }
 
+/// What an operation may draw on for its metadata (see `metadata_reserve`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Claim {
+    /// Space that nothing is reserved for: it adds something.
+    #[default]
+    Ordinary,
+    /// Also what is kept for operations that release space (unlink, truncate). It may first copy blocks that snapshots share, which stay.
+    Release,
+    /// It records data that was promised room.
+    Promised,
+    /// The last that there is: it deletes what nothing shares, or gives up references, and adds nothing that stays.
+    Reclaim,
+}
+
 /// What an operation may need from the metadata space until the next commit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Need {
     /// Items that it may add, change or delete.
     pub items: u32,
+    /// Those of them that lie behind others of them in a row and are deleted, or lie in trees that files have nothing to do with: no blocks are
+    /// rewritten for their sake.
+    pub row: u32,
     /// Bytes of item data that it may add.
     pub bytes: u32,
-    /// It gives space back in the end (unlink, truncate), or records data that was promised room: it may use the last reserve and
-    /// what others were promised for later.
-    pub releasing: bool,
+    /// What it may draw on.
+    pub claim: Claim,
 }
 
 /// What a data allocation wants.

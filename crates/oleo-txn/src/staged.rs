@@ -6,23 +6,59 @@
 use std::sync::atomic::Ordering;
 
 use oleo_format::{Generation, Key, Logical, RootItem, TreeId};
+use oleo_lock::{MutexGuard, rank};
 use oleo_tree::{Change, TreeRoot};
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
+use crate::options::{Claim, Need};
 use crate::trees::TreeState;
+
+/// What a stage may need that does not say: items of bookkeeping trees alone.
+const STAGE_NEED: Need = Need { items: 8, row: 8, bytes: 1024, claim: Claim::Reclaim };
 
 impl Engine {
     /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they are then. Nothing is written
     /// to disk: the next commit does it. If earlier stages have left too much for that, it happens here, first. The caller
-    /// holds no handle.
+    /// holds no handle, and `f` changes nothing but a few items of bookkeeping trees.
     pub fn stage<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, TxnError> {
-        let inner = &*self.0;
-        inner.writable()?;
-        if self.staged_ref_changes() > inner.staged_ref_changes_max {
+        self.commit_what_stages_left()?;
+        let locked = match self.with_commit_lock(STAGE_NEED) {
+            // So few items have always found room among what nothing is reserved for.
+            Err(TxnError::NoSpace { .. }) => Ok(self.0.commit_lock.lock()),
+            other => other,
+        };
+        self.stage_locked(locked?, f)
+    }
+
+    /// The same for what may need more.
+    ///
+    /// # Errors
+    /// There is not enough space, as with [`Engine::join`].
+    pub fn stage_with<R: Send>(
+        &self,
+        need: Need,
+        f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send,
+    ) -> Result<R, TxnError> {
+        self.commit_what_stages_left()?;
+        let locked = self.with_commit_lock(need)?;
+        self.stage_locked(locked, f)
+    }
+
+    fn commit_what_stages_left(&self) -> Result<(), TxnError> {
+        self.0.writable()?;
+        if self.staged_ref_changes() > self.0.staged_ref_changes_max {
             self.commit()?;
         }
-        let _one = inner.commit_lock.lock();
+        Ok(())
+    }
+
+    fn stage_locked<R: Send>(
+        &self,
+        _one: MutexGuard<'_, rank::Commit, ()>,
+        f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send,
+    ) -> Result<R, TxnError> {
+        let inner = &*self.0;
         inner.writable()?;
         inner.write_unwritten()?;
         inner.log_is_settled()?;

@@ -14,6 +14,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::{HashMap, HashSet};
@@ -124,6 +125,8 @@ pub(crate) struct Trees {
     /// Tells apart the trees of several engines.
     number: u64,
     map: Counted<RwLock<rank::Trees, Known>>,
+    /// Levels of the highest tree so far.
+    pub(crate) levels: Arc<AtomicU64>,
     /// Trees that were taken apart. Their numbers are not given out again, and a thread that has just read their items from an
     /// older root tree must not bring them back.
     gone: RwLock<rank::TreesGone, HashSet<TreeId>>,
@@ -135,6 +138,7 @@ impl Default for Trees {
         Trees {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             map: Counted::new(RwLock::default()),
+            levels: Arc::default(),
             gone: RwLock::default(),
         }
     }
@@ -161,10 +165,15 @@ impl Trees {
     }
 
     pub(crate) fn set(&self, state: TreeState) {
+        self.note_levels(&state);
         self.map.change(|known| {
             known.note(state.root.tree, state.changed);
             known.trees.insert(state.root.tree, state);
         });
+    }
+
+    fn note_levels(&self, state: &TreeState) {
+        self.levels.fetch_max(u64::from(state.root.level) + 1, Ordering::Relaxed);
     }
 
     pub(crate) fn remove(&self, tree: TreeId) {
@@ -245,7 +254,10 @@ impl Trees {
             }
             // … and what was there may have been evicted again.
             if known.evictions == evictions {
-                return Ok(found.inspect(|state| drop(known.trees.insert(tree, state.clone()))));
+                return Ok(found.inspect(|state| {
+                    self.note_levels(state);
+                    known.trees.insert(tree, state.clone());
+                }));
             }
         }
         Err(TxnError::Refused(format!("tree {} is not found in time", tree.0)))

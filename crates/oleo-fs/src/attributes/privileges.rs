@@ -95,7 +95,7 @@ impl Fs {
         }
         self.changeable(file)?;
         self.core().throttle_dirty_inodes()?;
-        let h = self.engine().join(Need { items: 2, bytes: 512, releasing: true })?;
+        let h = self.core().join_to_release(file.subvol(), Need { items: 2, bytes: 512, ..Need::default() })?;
         let mut guard = file.write();
         guard.alive()?;
         let bits = bits_to_strip(guard.fields(), why);

@@ -267,7 +267,7 @@ impl Fs {
     pub fn xattr_remove(&self, inode: &InodeRef, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
         self.changeable(inode)?;
-        let h = self.engine().join(Need { items: 2, bytes: 512, releasing: true })?;
+        let h = self.core().join_to_release(inode.subvol(), Need { items: 2, bytes: 512, ..Need::default() })?;
         let mut guard = inode.write();
         guard.alive()?;
         check_change(guard.fields(), name)?;

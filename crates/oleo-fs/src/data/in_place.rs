@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use oleo_format::{ByteLen, Compression, Generation, InodeFlags, Logical};
 use oleo_space::RefKey;
-use oleo_txn::Need;
+use oleo_txn::{Claim, Need};
 
 use crate::FsError;
 use crate::data::buffer::Buffer;
@@ -150,7 +150,7 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
     let parts: Vec<_> = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect();
     engine.write_data(&parts)?;
     let written = place.range.start..place.range.start + (whole + tail.len()) as u64;
-    let handle = engine.join(Need { items: 10, bytes: 1024, releasing: true })?;
+    let handle = engine.join(Need { items: 10, row: 6, bytes: 1024, claim: Claim::Promised })?;
     let mut guard = inode.write();
     guard.alive()?;
     if place.span.prealloc {

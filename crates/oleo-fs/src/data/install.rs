@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use oleo_format::{ByteLen, Compression, Incompat, Logical, decompress};
 use oleo_space::Grant;
-use oleo_txn::{DataReservation, DataWant, Engine, Handle, Need, TxnError};
+use oleo_txn::{Claim, DataReservation, DataWant, Engine, Handle, Need, TxnError};
 
 use crate::FsError;
 use crate::data::items::{MapMutOf, MapOf};
@@ -256,7 +256,7 @@ fn finish(item: &Finish<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
         let mut need = need_of(group * 2, old);
         need.bytes += inline_len as u32;
         // What was buffered was promised room.
-        need.releasing = item.from_writeback;
+        need.claim = if item.from_writeback { Claim::Promised } else { Claim::Ordinary };
         let handle = match engine.join(need) {
             Err(TxnError::NoSpace { .. }) if group > 1 => {
                 group_max = 1;
@@ -269,12 +269,18 @@ fn finish(item: &Finish<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
     Ok(())
 }
 
+/// Places at which such a change rewrites blocks: the inode item, and both ends of what changes.
+const PLACES: u32 = 3;
+
 /// What putting `new` extents over `old` ones may need: with the inode item, a hole in front, and what splitting the extents
 /// at both ends leaves.
 pub(super) fn need_of(new: usize, old: u32) -> Need {
     let new = u32::try_from(new).unwrap_or(u32::MAX / 256).saturating_add(if old > 0 { 3 } else { 1 });
+    let items = new.saturating_add(old).saturating_add(1);
     Need {
-        items: new.saturating_add(old).saturating_add(1),
+        items,
+        // All but the inode item are neighbours.
+        row: items.saturating_sub(PLACES),
         bytes: new.saturating_mul(EXTENT_ITEM_BYTES),
         ..Need::default()
     }

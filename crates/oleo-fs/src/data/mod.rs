@@ -77,6 +77,7 @@ pub(crate) use items::{MapMutOf, MapOf};
 pub(crate) use map::{Extent, ExtentMap, walk as map_walk};
 pub(crate) use query::shown;
 pub(crate) use resize::MAP_END;
+pub(crate) use room::Flushing;
 pub(crate) use shared::Shared;
 
 /// The most bytes a file can have.

@@ -126,7 +126,7 @@ impl Inode {
 
     /// Joins for a step over the items of a range; over how many. If there is no room for what many may need, it is few: releasing
     /// must go on with what is kept back for it.
-    fn join_step<'a>(&self, engine: &'a Engine, from: u64, to: u64) -> Result<(Handle<'a>, usize), FsError> {
+    fn join_step<'a>(&'a self, engine: &'a Engine, from: u64, to: u64) -> Result<(Handle<'a>, usize), FsError> {
         let mut batch = MAP_BATCH;
         // Where there cannot be many, they need not be counted: none is shorter than a sector.
         let sector = u64::from(engine.sectorsize());
@@ -138,8 +138,10 @@ impl Inode {
                 None => install::count_items(self, from, to, batch as u32)?,
             };
             let holes = if engine.features().no_holes() { 0 } else { old as usize };
-            match engine.join(Need { releasing: true, ..install::need_of(holes, old) }) {
+            let (subvol, need) = (self.subvol(), install::need_of(holes, old));
+            match engine.join(Need { claim: self.core().claim_of(subvol), ..need }) {
                 Err(TxnError::NoSpace { .. }) if batch > MAP_BATCH_SHORT => batch /= 8,
+                Err(TxnError::NoSpace { .. }) => return Ok((self.core().join_to_release(subvol, need)?, batch)),
                 handle => return Ok((handle?, batch)),
             }
         }
@@ -384,7 +386,7 @@ impl Inode {
 
     /// Sets the change times to now.
     pub(super) fn touch_now(self: &Arc<Self>) -> Result<(), FsError> {
-        let handle = self.core().engine().join(PROMISED_NEED)?;
+        let handle = self.core().join_to_release(self.subvol(), ONE_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
         let time = self.data.time_of(self.core().now());

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oleo_format::{ByteLen, TreeId};
-use oleo_txn::{DataReservation, Handle, Need, TxnError};
+use oleo_txn::{Claim, DataReservation, Dropped, Handle, Need, TxnError};
 
 use crate::FsError;
-use crate::object::Core;
+use crate::object::{Core, Subvol};
 
 /// Which `flush` locks the caller of [`Core::make_room`] holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,10 @@ pub(crate) enum Flushing {
 const LET_GO_TRIES: u32 = 10;
 /// How long in between.
 const LET_GO_WAIT: Duration = Duration::from_millis(10);
+/// Blocks of a deleted subvolume that a caller without space takes apart in one step, before it looks whether there is space.
+const DROP_BLOCKS: usize = 256;
+/// Such steps of a caller that adds something, at the most: it is not to wait for all that was ever deleted.
+const DROP_STEPS_MAX: u32 = 8;
 
 impl Core {
     /// Promises space for data of a subvolume, as far as its quota goes. May commit; the caller may hold `flush` locks.
@@ -58,8 +62,55 @@ impl Core {
         join()
     }
 
+    /// What an operation that deletes something in a subvolume may draw on.
+    pub(crate) fn claim_of(&self, subvol: &Subvol) -> Claim {
+        if subvol.may_share() { Claim::Release } else { Claim::Reclaim }
+    }
+
+    /// Joins for what deletes something in a subvolume; the claim of `need` is that of the subvolume. If there is no space, deleted subvolumes
+    /// are taken apart until there is. May commit; the caller may hold `flush` locks.
+    pub(crate) fn join_to_release(&self, subvol: &Subvol, need: Need) -> Result<Handle<'_>, FsError> {
+        // Ends since each round takes a part of a subvolume apart, or the subvolume has come to share its blocks.
+        loop {
+            let claim = self.claim_of(subvol);
+            match self.engine().join(Need { claim, ..need }) {
+                // A snapshot of it may have been made meanwhile.
+                Ok(handle) if claim == self.claim_of(subvol) => return Ok(handle),
+                Ok(_) => {}
+                Err(TxnError::NoSpace { .. }) if self.drop_some()? => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Takes a part of a deleted subvolume apart and commits, so that what it had is free; whether there was one.
+    pub(crate) fn drop_some(&self) -> Result<bool, FsError> {
+        let any = self.drop_step(DROP_BLOCKS)?;
+        if any {
+            self.engine().commit()?;
+        }
+        Ok(any)
+    }
+
+    /// Takes at most `budget_blocks` blocks of a deleted subvolume apart; whether there was one. One that cannot be does not keep
+    /// the others.
+    ///
+    /// # Errors
+    /// None can be taken apart: the first reason.
+    pub(crate) fn drop_step(&self, budget_blocks: usize) -> Result<bool, FsError> {
+        let (mut from, mut first) = (TreeId(0), None);
+        while let Some(dead) = self.engine().dead_tree_from(from)? {
+            match self.engine().drop_step(dead, budget_blocks) {
+                Ok(Dropped::Partly | Dropped::Whole) => return Ok(true),
+                Err(e) => first = first.or(Some(e)),
+            }
+            from = TreeId(dead.0 + 1);
+        }
+        first.map_or(Ok(false), |e| Err(e.into()))
+    }
+
     /// Space is short: writes out what is buffered, which may need less than it was promised, erases what nobody holds any more,
-    /// and commits, so that what was freed is free. The caller holds no lock of an inode but those `flushing` names.
+    /// takes some of what was deleted apart, and commits, so that what was freed is free. The caller holds no lock of an inode but those `flushing` names.
     pub(crate) fn make_room(self: &Arc<Self>, flushing: Flushing) -> Result<(), FsError> {
         self.data.release_idle_reservations();
         for inode in self.data.files(None) {
@@ -81,6 +132,12 @@ impl Core {
             std::thread::sleep(LET_GO_WAIT);
         }
         self.engine().commit()?;
+        for _ in 0..DROP_STEPS_MAX {
+            // What cannot be taken apart is left to the cleaner, which says why.
+            if !self.drop_some().unwrap_or(false) {
+                break;
+            }
+        }
         Ok(())
     }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::InodeFlags;
-use oleo_txn::{DataReservation, Need, TxnError};
+use oleo_txn::{Claim, DataReservation, Need, TxnError};
 
 use crate::FsError;
 use crate::data::FILE_LEN_MAX;
@@ -34,9 +34,9 @@ use crate::object::{Inode, Items, ItemsMut};
 use crate::options::Time;
 
 /// What putting one extent may need.
-pub(super) const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
-/// The same if room was promised, or is given back.
-pub(super) const PROMISED_NEED: Need = Need { releasing: true, ..ONE_NEED };
+pub(super) const ONE_NEED: Need = Need { items: 8, row: 4, bytes: 1024, claim: Claim::Ordinary };
+/// The same if room was promised.
+pub(super) const PROMISED_NEED: Need = Need { claim: Claim::Promised, ..ONE_NEED };
 /// The most bytes of one file that wait for addresses; beyond it they get them immediately.
 const UNPLACED_MAX: u64 = 1 << 20;
 /// Ranges that they may be in.

@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering;
 
 use oleo_format::{Ino, ItemType, Key, TreeId};
 use oleo_tree::Blocks;
-use oleo_txn::{Handle, LogTree, Need, UnreplayedLog};
+use oleo_txn::{Claim, Handle, LogTree, Need, UnreplayedLog};
 
 use crate::FsError;
 use crate::attributes::FileKind;
@@ -48,6 +48,8 @@ mod names;
 
 /// Items that one item of a log may change: a name has five.
 const ITEMS_PER_ITEM: u64 = 5;
+/// Places at which a replay is expected to rewrite blocks, if there is no room for more.
+const PLACES_MIN: u32 = 16;
 /// Bytes that one byte of a log may become: a name is in three items.
 const BYTES_PER_BYTE: u64 = 3;
 /// Items that are read from a subvolume in one batch.
@@ -98,10 +100,13 @@ pub fn replay(fs: &Fs) -> Result<Replayed, FsError> {
 
 fn need(log: &UnreplayedLog) -> Need {
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX / 4);
+    let items = small(log.items().saturating_mul(ITEMS_PER_ITEM).saturating_add(64));
     Need {
-        items: small(log.items().saturating_mul(ITEMS_PER_ITEM).saturating_add(64)),
+        items,
+        // The transaction that the log is of had room for it. If that is not to be seen now, the volume could not be opened.
+        row: items - PLACES_MIN,
         bytes: small(log.item_bytes().saturating_mul(BYTES_PER_BYTE).saturating_add(4096)),
-        releasing: true,
+        claim: Claim::Promised,
     }
 }
 

@@ -16,6 +16,7 @@ use oleo_txn::{Need, TxnError};
 
 use crate::FsError;
 use crate::attributes::{FileKind, rules};
+use crate::data::Flushing;
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
 use crate::items::refs;
@@ -34,7 +35,7 @@ pub(crate) const NAME_BYTES: u32 = 440;
 
 /// What adding one name may need.
 pub(crate) fn name_need(name: &[u8], more_bytes: u32) -> Need {
-    Need { items: NAME_ITEMS, bytes: NAME_BYTES + 3 * name.len() as u32 + more_bytes, releasing: false }
+    Need { items: NAME_ITEMS, bytes: NAME_BYTES + 3 * name.len() as u32 + more_bytes, ..Need::default() }
 }
 
 /// One change of a directory's entries: its times, its count of changes.
@@ -130,6 +131,7 @@ impl Fs {
         dir::check_name(name)?;
         self.changeable(dir)?;
         self.core().throttle_dirty_inodes()?;
+        let mut has_made_room = false;
         for _ in 0..RETRIES_MAX {
             let (place, target, kind) = self.place(dir, name)?;
             if directory && kind != FileKind::Dir {
@@ -146,7 +148,15 @@ impl Fs {
                 self.check_dangling(dir, name, target)?;
                 continue;
             };
-            if let Some(evict) = self.remove_inode_name(dir, name, (place, target), &child, directory)? {
+            let removed = match self.remove_inode_name(dir, name, (place, target), &child, directory) {
+                Err(FsError::NoSpace) if !std::mem::replace(&mut has_made_room, true) => {
+                    // What is buffered was promised room that this might take.
+                    self.core().make_room(Flushing::None)?;
+                    continue;
+                }
+                removed => removed?,
+            };
+            if let Some(evict) = removed {
                 if evict {
                     self.core().queue_eviction(child);
                     self.erase_some();
@@ -169,11 +179,12 @@ impl Fs {
     ) -> Result<Option<bool>, FsError> {
         let core = self.core();
         let remains = orphan::remains_to_erase(child)?;
-        let join = |erase: Need| self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase });
+        let subvol = dir.subvol();
+        let need = |erase: Need| Need { items: NAME_ITEMS + erase.items, claim: core.claim_of(subvol), ..erase };
         let least = orphan::erase_need(0);
-        let (h, remains) = match join(remains.as_ref().map_or(least, Remains::need)) {
+        let (h, remains) = match self.engine().join(need(remains.as_ref().map_or(least, Remains::need))) {
             // Then it goes later, in shorter steps.
-            Err(TxnError::NoSpace { .. }) if remains.is_some() => (join(least)?, None),
+            Err(TxnError::NoSpace { .. }) => (core.join_to_release(subvol, need(least))?, None),
             h => (h?, remains),
         };
         let mut locked = lock_all(&[dir, child]);

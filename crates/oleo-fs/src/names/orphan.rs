@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::{Ino, ItemType};
-use oleo_txn::Need;
+use oleo_txn::{Claim, Need};
 
 use crate::object::{
     Core, EVICTABLE_MAX, Inode, InodeState, Items, ItemsMut, Joined, ORPHAN_OBJECT, ReadGuard, Slot, Subvol, WriteGuard,
@@ -38,9 +38,13 @@ pub(crate) const BATCH_INODES: usize = 64;
 /// Items that go in one operation with those of others, at the most.
 const BATCH_ITEMS: u32 = 512;
 
-/// What erasing an inode in one step may need.
+/// Places at which erasing an inode rewrites blocks: both ends of its items, and its orphan item.
+const PLACES: u32 = 3;
+
+/// What erasing an inode in one step may need, but for its claim.
 pub(crate) fn erase_need(extents: u32) -> Need {
-    Need { items: ITEMS_BESIDE + extents, bytes: 128, releasing: true }
+    let items = ITEMS_BESIDE + extents;
+    Need { items, row: items - PLACES, bytes: 128, ..Need::default() }
 }
 
 /// What an inode consists of, as of a look at it.
@@ -74,7 +78,10 @@ impl Remains {
     pub(crate) fn need(&self) -> Need {
         match &self.slots {
             // And the orphan item.
-            Some(slots) => Need { items: slots.len() as u32 + 1, ..erase_need(0) },
+            Some(slots) => {
+                let items = slots.len() as u32 + 1;
+                Need { items, row: items.saturating_sub(PLACES), ..erase_need(0) }
+            }
             None => erase_need(self.extents),
         }
     }
@@ -161,7 +168,7 @@ pub(crate) struct Evicted {
     /// How many were taken from the queue.
     pub(crate) taken: usize,
     /// How many of these could not be erased, and are behind all others now.
-    failed: usize,
+    pub(crate) failed: usize,
     /// The first error.
     pub(crate) result: Result<(), FsError>,
 }
@@ -237,12 +244,16 @@ impl Core {
     /// Erases inodes in one operation. Into `apart` come those that must be looked at by themselves: somebody writes them out, or has changed
     /// them; all of them if they cannot be erased in one operation.
     fn erase_together(self: &Arc<Self>, together: Vec<(Arc<Inode>, Remains)>, apart: &mut Vec<Arc<Inode>>) {
-        let mut need = Need { items: 0, ..erase_need(0) };
+        let mut need = Need { items: 0, row: 0, claim: Claim::Reclaim, ..erase_need(0) };
         let mut mine = Vec::with_capacity(together.len());
         for (inode, remains) in &together {
             match inode.try_lock_flush() {
                 Some(flush) => {
-                    need.items += remains.need().items;
+                    let this = remains.need();
+                    need = Need { items: need.items + this.items, row: need.row + this.row, ..need };
+                    if self.claim_of(inode.subvol()) != Claim::Reclaim {
+                        need.claim = Claim::Release;
+                    }
                     mine.push((inode, remains, flush));
                 }
                 None => apart.push(inode.clone()),
@@ -304,7 +315,7 @@ impl Core {
         // As a rule that was all, and this is the only step.
         self.throttle_between_steps()?;
         let _flush = inode.lock_flush();
-        let h = self.engine().join(erase_need(left))?;
+        let h = self.join_to_release(inode.subvol(), erase_need(left))?;
         let mut guard = inode.write();
         if is_busy(inode, guard.state()) {
             return Ok(true);
@@ -324,13 +335,14 @@ impl Core {
 
     fn clean_all_orphans(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<(), FsError> {
         let object = self.object(subvol.id(), ORPHAN_OBJECT)?;
-        let mut from = 0;
+        let (mut from, mut first) = (0, Ok(()));
         loop {
             let found = object.read().range_limit(ItemType::ORPHAN_ITEM, from, u64::MAX, ORPHANS_PER_READ)?;
-            let Some((last, _)) = found.last() else { return Ok(()) };
+            let Some((last, _)) = found.last() else { return first };
             from = last + 1;
             for (ino, _) in found {
-                self.clean_orphan(subvol, Ino(ino))?;
+                // One that cannot be erased does not keep the others.
+                first = first.and(self.clean_orphan(subvol, Ino(ino)));
             }
         }
     }
@@ -344,7 +356,7 @@ impl Core {
             while inode.handles() == 0 && !self.erase_step(inode)? {}
             return Ok(());
         }
-        let h = self.engine().join(Need { items: 1, bytes: 0, releasing: true })?;
+        let h = self.join_to_release(subvol, Need { items: 1, ..Need::default() })?;
         if let Some(inode) = inode {
             // A truncation that was cut short, which its size shows to be complete.
             let mut guard = inode.write();

@@ -326,7 +326,7 @@ impl Rename<'_> {
         let names = (self.src.len() + self.dst.len()) as u32;
         let more = if self.mode.mark().is_some() { NAME_ITEMS + MARK_ITEMS } else { 0 };
         let items = 2 * NAME_ITEMS + RENAME_ITEMS + more + remains.map_or(orphan::erase_need(0), Remains::need).items;
-        Need { items, bytes: 3 * NAME_BYTES + 3 * names, releasing: false }
+        Need { items, bytes: 3 * NAME_BYTES + 3 * names, ..Need::default() }
     }
 
     /// Fails if the items of the directories or inodes have no room for the names.

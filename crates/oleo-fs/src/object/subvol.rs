@@ -44,6 +44,8 @@ pub struct Subvol {
     deleted: AtomicBool,
     /// Snapshots of it that are under way.
     snapshots_begun: AtomicU32,
+    /// It is a snapshot, or one was made of it: others may share its blocks.
+    may_share: AtomicBool,
     /// Orphans that a crash left behind have been looked for.
     pub(crate) orphans_seen: AtomicBool,
 }
@@ -98,6 +100,7 @@ struct RootState {
 impl Subvol {
     pub(crate) fn new(core: Arc<Core>, id: TreeId, item: Option<RootItem>) -> Subvol {
         let read_only = item.as_ref().is_some_and(is_read_only);
+        let may_share = item.as_ref().is_some_and(|item| item.last_snapshot.get() > 0);
         Subvol {
             id,
             core,
@@ -107,6 +110,7 @@ impl Subvol {
             read_only: AtomicBool::new(read_only),
             deleted: AtomicBool::new(false),
             snapshots_begun: AtomicU32::new(0),
+            may_share: AtomicBool::new(may_share),
             orphans_seen: AtomicBool::new(false),
         }
     }
@@ -115,6 +119,16 @@ impl Subvol {
     pub(crate) fn begin_snapshot(&self) -> BeingShared<'_> {
         self.snapshots_begun.fetch_add(1, Ordering::SeqCst);
         BeingShared(self)
+    }
+
+    /// A snapshot of it is about to be made.
+    pub(crate) fn note_sharing(&self) {
+        self.may_share.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether others may share its blocks.
+    pub(crate) fn may_share(&self) -> bool {
+        self.may_share.load(Ordering::SeqCst)
     }
 
     /// Whether a snapshot is under way: what files have to themselves will be shared.
@@ -305,11 +319,19 @@ impl Core {
             if subvols.evictions == evictions {
                 let new = || Arc::new(Subvol::new(self.clone(), id, item.filter(|_| id.is_subvol())));
                 let subvol = subvols.known.entry(id).or_insert_with(new).clone();
+                self.note_subvol(&subvols, &subvol);
                 subvols.sweep(durable);
                 return Ok(subvol);
             }
         }
         Err(FsError::Busy("subvolumes come and go"))
+    }
+
+    /// One more is in memory.
+    pub(crate) fn note_subvol(&self, known: &Subvols, subvol: &Subvol) {
+        if !subvol.is_read_only() {
+            self.engine().note_subvols(known.known.len());
+        }
     }
 
     /// The subvolume of that number, unless it is being deleted.

@@ -16,7 +16,6 @@ use crate::items::refs;
 use crate::names::{check_dir, stamp};
 use crate::object::{Core, InodeFields, InodeRef, Items, Subvol, timespec_of};
 use crate::options::Time;
-use crate::subvolumes::stage::TREE_NEED;
 
 /// The size in a root item's inode, as the format has it.
 const ROOT_INODE_SIZE: u64 = 3;
@@ -79,7 +78,7 @@ impl Fs {
         self.changeable(dir)?;
         let uuid = new.uuid.unwrap_or_else(|| self.options().uuids.fresh());
         let inherited = self.inherited(dir, new.mode)?;
-        self.staged(|s| {
+        self.staged_to_make(|s| {
             self.check_free(dir, name)?;
             let groups = s.qgroups_of_new(&new.groups, dir.tree());
             s.qgroups_are_there(&groups)?;
@@ -109,12 +108,12 @@ impl Fs {
         let uuid = opts.uuid.unwrap_or_else(|| self.options().uuids.fresh());
         // From here on nothing is accepted because the file has space for it; what was before is written out.
         let _being_shared = from.begin_snapshot();
+        from.note_sharing();
         drop(self.engine().bar_addresses());
         self.core().flush_all(Some(source))?;
-        drop(self.engine().join(TREE_NEED)?);
         // A thread that writes to data in place has looked before whether a snapshot shares it, and looks again only for the next write.
         let _nobody_writes_in_place = self.engine().bar_addresses();
-        self.on_stage(|s| {
+        self.staged_to_make(|s| {
             self.check_free(dir, name)?;
             let old = from.root_item().ok_or(FsError::NotFound)?;
             if from.is_deleted() {
@@ -276,7 +275,10 @@ impl Core {
     /// Enters a subvolume that has just been made.
     fn enter_subvol(self: &Arc<Self>, id: TreeId, item: RootItem) {
         let subvol = Arc::new(Subvol::new(self.clone(), id, Some(item)));
-        self.subvols.lock().insert(subvol);
+        let mut subvols = self.subvols.lock();
+        subvols.insert(subvol.clone());
+        self.note_subvol(&subvols, &subvol);
+        drop(subvols);
         // A snapshot has the orphans of its source.
         self.orphans_seen.store(false, Ordering::Release);
     }

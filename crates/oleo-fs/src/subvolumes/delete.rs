@@ -24,7 +24,8 @@ impl Fs {
             return self.delete_subvol(id, true);
         }
         // The empty directory in place of a subvolume that is elsewhere: an entry and nothing more.
-        let h = self.engine().join(Need { items: 4, bytes: 1024, releasing: true })?;
+        let need = Need { items: 4, bytes: 1024, ..Need::default() };
+        let h = self.core().join_to_release(dir.subvol(), need)?;
         let mut guard = dir.write();
         check_dir(&guard)?;
         if dir::find(&guard, name)?.map(|e| e.0) != Some(Target::Subvol(id)) {
@@ -46,7 +47,7 @@ impl Fs {
         let Some((parent, place)) = self.root_backref(id)? else { return Err(FsError::NotFound) };
         let dir = self.inode(&self.subvol(parent)?, place.dirid)?;
         self.changeable(&dir)?;
-        self.staged(|s| {
+        self.staged_to_condemn(|s| {
             let confirmed = self.root_backref(id)?;
             if confirmed != Some((parent, place.clone())) || subvol.is_deleted() {
                 return Err(FsError::Busy("the subvolume was moved meanwhile"));

@@ -47,7 +47,7 @@ impl Fs {
     pub fn set_default(&self, id: TreeId) -> Result<(), FsError> {
         self.fs_writable()?;
         self.subvol(id)?;
-        let h = self.engine().join(Need { items: 2, bytes: 256, releasing: false })?;
+        let h = self.engine().join(Need { items: 2, bytes: 256, ..Need::default() })?;
         let object = self.core().object(TreeId::ROOT, TreeId::ROOT_DIR.0)?;
         let mut guard = object.write();
         let hash = u64::from(oleo_format::dir_hash(DEFAULT_NAME));
@@ -71,7 +71,7 @@ impl Fs {
         self.fs_writable()?;
         let subvol = self.subvol(id)?;
         self.core().flush_all(Some(id))?;
-        let _h = self.engine().join(Need { items: 2, bytes: 512, releasing: false })?;
+        let _h = self.engine().join(Need { items: 2, bytes: 512, ..Need::default() })?;
         subvol.edit_root(|item| {
             let mut flags = RootFlags::from_bits_retain(item.flags.get());
             flags.set(RootFlags::SUBVOL_RDONLY, options == ReadOnly::Yes);
@@ -84,7 +84,7 @@ impl Fs {
     pub fn set_received(&self, id: TreeId, received: &Received) -> Result<(), FsError> {
         self.fs_writable()?;
         let subvol = self.subvol(id)?;
-        let h = self.engine().join(Need { items: 4, bytes: 512, releasing: false })?;
+        let h = self.engine().join(Need { items: 4, bytes: 512, ..Need::default() })?;
         let (now, generation) = (self.core().now(), h.generation());
         let old = subvol.root_item().map_or(Uuid::nil(), |item| Uuid::from_bytes(item.received_uuid));
         if old != received.uuid {

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, DeviceError, FileDevice, FileOptions, Op};
 use oleo_format::{Ino, InodeItem, ItemType, TreeId};
-use oleo_fs::{Fs, FsOptions, InodeRef, NewInode, NewKind};
+use oleo_fs::{Fs, FsOptions, InodeRef, NewInode, NewKind, NewSubvol};
 use oleo_mkfs::MkfsOptions;
 use oleo_sim::oracle::oracle;
+use oleo_tree::{TreeError, Walk};
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
 
@@ -141,8 +142,8 @@ const SMALL: usize = 40;
 const LARGE_EXTENTS: u64 = 700;
 const HURT_EXTENTS: u64 = 120;
 const SECTOR: u64 = 4096;
-/// More than erasing the large file takes.
-const STEPS: usize = 20;
+/// More than erasing the large file and the subvolume takes.
+const STEPS: usize = 100;
 
 fn open_volume(device: &Arc<Unreadable>) -> Result<Fs> {
     let device: Arc<dyn Device> = device.clone();
@@ -160,9 +161,10 @@ fn scattered(fs: &Fs, dir: &InodeRef, name: &str, extents: u64) -> Result<Ino> {
 }
 
 /// Goal: what is wrong with one inode of a batch concerns that one only: the others are erased with their batch, a large one step by step, one
-/// that is in use again not at all; the error is reported, and what failed is erased as soon as it can be.
+/// that is in use again not at all, and a deleted subvolume is taken apart; the error is reported, and what failed is erased as soon as it can be.
 /// Method: small files, a large one, one that is opened again when it waits to be erased, and one whose extents cannot be read, since their blocks
-/// are in no cache and the device refuses. The inode items on disk are looked at after each commit, and `btrfs check` at the end.
+/// are in no cache and the device refuses; a subvolume whose blocks are in the cache. The inode items on disk are looked at after each commit, and
+/// `btrfs check` at the end.
 #[test]
 fn one_of_a_batch_fails() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -181,6 +183,8 @@ fn one_of_a_batch_fails() -> Result<()> {
     scattered(&fs, &dir, "large", LARGE_EXTENTS)?;
     let hurt = scattered(&fs, &dir, "hurt", HURT_EXTENTS)?;
     let used = scattered(&fs, &dir, "used", 2)?;
+    let doomed = fs.subvol_create(&dir, b"doomed", &NewSubvol::default())?;
+    scattered(&fs, &fs.root(doomed)?, "file", LARGE_EXTENTS)?;
     fs.sync()?;
     drop((dir, fs));
 
@@ -194,13 +198,22 @@ fn one_of_a_batch_fails() -> Result<()> {
     }
     // So all blocks of the large file are in the cache.
     fs.read(&held[SMALL], 0, &mut vec![0; (2 * LARGE_EXTENTS * SECTOR) as usize])?;
+    fs.subvol_delete(doomed)?;
     fs.commit()?;
     drop(held);
     let again = fs.inode(&fs.subvol(TreeId::FS)?, used)?;
-    device.fails.store(true, Ordering::SeqCst);
-    for step in 0..STEPS {
-        ensure!(fs.clean(16).is_err(), "step {step}: nothing was said of the one that cannot be read");
+    for tree in [doomed, TreeId::ROOT, TreeId::EXTENT, TreeId::CSUM, TreeId::FREE_SPACE] {
+        let root = fs.engine().root(tree)?.context("a tree")?;
+        fs.engine().blocks().walk(&root, |_, _| Ok::<_, TreeError>(Walk::Into))?;
     }
+    device.fails.store(true, Ordering::SeqCst);
+    let mut steps = 0;
+    while fs.clean(16).unwrap_or(false) {
+        steps += 1;
+        ensure!(steps < STEPS, "it does not end");
+    }
+    ensure!(fs.clean(16).is_err(), "nothing was said of the one that cannot be read");
+    ensure!(fs.engine().dead_trees()?.is_empty(), "the subvolume was not taken apart");
     device.fails.store(false, Ordering::SeqCst);
     fs.commit()?;
     ensure!(nameless(&fs)? == [hurt, used], "left: {:?}", nameless(&fs)?);

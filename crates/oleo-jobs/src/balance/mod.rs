@@ -30,7 +30,7 @@ use oleo_format::{BalanceItem, Classified, ErrorKind, Key, TreeId};
 use oleo_fs::{Fs, errno};
 use oleo_lock::{Condvar, Mutex, MutexGuard, rank};
 use oleo_tree::Change;
-use oleo_txn::{Moved, Need};
+use oleo_txn::{Claim, Moved, Need};
 use serde::{Deserialize, Serialize};
 
 use crate::JobError;
@@ -38,7 +38,7 @@ pub use filters::{Bound, Filters, Span};
 pub use item::BalanceArgs;
 
 /// What a change of the item may need: a path in the root tree.
-const NEED: Need = Need { items: 4, bytes: 1024, releasing: true };
+const NEED: Need = Need { items: 4, row: 4, bytes: 1024, claim: Claim::Release };
 
 /// Whether there is a balance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

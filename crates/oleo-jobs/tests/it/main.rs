@@ -4,6 +4,7 @@ mod balance;
 mod common;
 mod extents_end;
 mod full_forms;
+mod full_shared;
 mod quota;
 mod quota_pairs;
 mod relocate;

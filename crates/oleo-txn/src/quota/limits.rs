@@ -23,7 +23,7 @@ use super::table::{QgroupId, QgroupLimit};
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
 use crate::join::Handle;
-use crate::options::Need;
+use crate::options::{Claim, Need};
 
 /// Bytes of an item's place in a leaf beside its data (format: `struct btrfs_item`).
 const ITEM_BYTES: u64 = 25;
@@ -171,7 +171,7 @@ impl Engine {
         data: u64,
         settle: impl Fn() -> Result<(), E>,
     ) -> Result<Handle<'_>, E> {
-        if need.releasing || !self.0.quota.charges.limited() {
+        if need.claim != Claim::Ordinary || !self.0.quota.charges.limited() {
             return Ok(self.join(need)?);
         }
         let added = u64::from(need.bytes) + u64::from(need.items) * ITEM_BYTES;

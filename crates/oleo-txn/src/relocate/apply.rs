@@ -51,7 +51,10 @@ impl Closure<'_> {
         let touched = (reported * 2 * node).min(bookkeeping);
         let data: u64 = self.data.values().map(|copied| copied.from.len.0).sum();
         let sums = data / inner.layout.sectorsize * inner.layout.csum_len;
-        let need = blocks * node + touched + reported * BYTES_PER_REF + sums * SUMS_FACTOR + BASE_BLOCKS * node;
+        // The transaction has its bookkeeping trees reserved already.
+        let held = inner.metadata_reserve.frozen().map_or(0, |frozen| frozen.left().0);
+        let rewritten = (touched + BASE_BLOCKS * node).saturating_sub(held);
+        let need = blocks * node + rewritten + reported * BYTES_PER_REF + sums * SUMS_FACTOR;
         inner.reserve_growing(Kind::Metadata, ByteLen(need))
     }
 

@@ -70,7 +70,7 @@ fn churn(name: &str, options: MkfsOptions, seed: u64) {
         engine.set_source(weak);
         let max = (engine.nodesize() as usize / 8).min(1500) as u64;
         for commit in 0..6 {
-            let _handle = engine.join(Need { items: 600, bytes: 600 * max as u32, releasing: false }).unwrap();
+            let _handle = engine.join(Need { items: 600, bytes: 600 * max as u32, ..Need::default() }).unwrap();
             for _ in 0..rng.between(1, 600) {
                 let name = format!("user.{}", rng.below(1500));
                 let value = vec![b'v'; rng.below(max) as usize];
@@ -153,7 +153,7 @@ fn unreferenced_new_extents_leave_no_trace() {
         let mut sums = Vec::new();
         engine.csum_type().csum_sectors(&data, engine.sectorsize(), &mut sums);
         {
-            let handle = engine.join(Need { items: 2, bytes: 1024, releasing: false }).unwrap();
+            let handle = engine.join(Need { items: 2, bytes: 1024, ..Need::default() }).unwrap();
             handle.record_new_extent(grant, TreeId::FS);
             handle.add_csums(run.start, sums);
         }

@@ -48,7 +48,7 @@ fn one_commit_for_all_who_wait() {
     let slow = Arc::new(Slow { frozen: AtomicU64::new(0), reported: Mutex::new(reported), reached });
     let source: Arc<dyn DeltaSource> = slow.clone();
     engine.set_source(Arc::downgrade(&source) as Weak<dyn DeltaSource>);
-    let change = || drop(engine.join(Need { items: 1, bytes: 10, releasing: false }).unwrap());
+    let change = || drop(engine.join(Need { items: 1, bytes: 10, ..Need::default() }).unwrap());
     assert!(!engine.has_changes());
     change();
     assert!(engine.has_changes());

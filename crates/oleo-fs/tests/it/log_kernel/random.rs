@@ -321,7 +321,7 @@ fn run(form: &[&str], seed: u64, crashes: usize, stages: Stages) {
         }
         if stages == Stages::Some && world.rng.one_in(4) {
             world.steps.push("stage".into());
-            fixture.fs.staged_with(Need { items: 1, bytes: 0, releasing: false }, |_| Ok(())).unwrap();
+            fixture.fs.staged_with(Need { items: 1, ..Need::default() }, |_| Ok(())).unwrap();
         }
         let (dir, name) = world.entry();
         let inode = if world.rng.one_in(3) {
