@@ -77,10 +77,11 @@ const BOOKKEEPING_MAX: u64 = 512 << 20;
 const CSUMS_MAX: u64 = 64 << 20;
 /// Bytes of their leaves that are counted as split at most.
 const SPLITS_MAX: u64 = 64 << 20;
-/// Blocks kept back for an operation that reclaims space, and for those that release some; on small volumes one part in so many of what metadata
-/// may come to.
-const LAST_BLOCKS: u64 = 64;
+/// Places at which an operation that reclaims space may change a tree of files: an unlink changes the most.
+const LAST_PLACES: u64 = 8;
+/// The most that is kept back for it: one part in so many of the bytes that metadata may come to.
 const LAST_PART: u64 = 32;
+/// Blocks kept back for operations that release space, and the same for small volumes.
 const SPARE_BLOCKS: u64 = 128;
 const SPARE_PART: u64 = 16;
 /// Reserved beyond the need of the moment, so that the slow path is rare.
@@ -182,12 +183,16 @@ impl MetadataReserve {
         }
     }
 
+    /// Bytes that one changed item takes in a tree of files.
+    fn per_item(&self) -> u64 {
+        let levels = self.levels.load(Ordering::Relaxed).max(LEVELS_MIN);
+        (BLOCKS_PER_ITEM + BLOCKS_PER_LEVEL * levels) * self.nodesize
+    }
+
     /// What so many changed items take in trees of files.
     fn touched(&self, of: Amount) -> u64 {
-        let levels = self.levels.load(Ordering::Relaxed).max(LEVELS_MIN);
-        let per_item = (BLOCKS_PER_ITEM + BLOCKS_PER_LEVEL * levels) * self.nodesize;
         let existing = self.used.load(Ordering::Relaxed).saturating_mul(self.subvols.load(Ordering::Relaxed) + 1);
-        of.items.saturating_mul(per_item).min(existing) + of.bytes.saturating_mul(BYTES_FACTOR)
+        of.items.saturating_mul(self.per_item()).min(existing) + of.bytes.saturating_mul(BYTES_FACTOR)
     }
 
     /// What an operation leaves alone beside what is charged.
@@ -255,8 +260,7 @@ impl MetadataReserve {
             }
             return true;
         }
-        self.count_in(amount, need.claim)
-            || (self.collect(&self.held.lock()) && self.count_in(amount, need.claim))
+        self.count_in(amount, need.claim) || (self.collect(&self.held.lock()) && self.count_in(amount, need.claim))
     }
 
     /// Counts so much in if what is held covers it.
@@ -348,7 +352,7 @@ impl MetadataReserve {
         self.bookkeeping.store(rewritten(counted) + GROWTH_BLOCKS * self.nodesize, Ordering::Relaxed);
         // As many bytes more, which are then written anew like the others.
         self.splits.store(splits + rewritten(splits), Ordering::Relaxed);
-        self.last.store((LAST_BLOCKS * self.nodesize).min(limit / LAST_PART), Ordering::Relaxed);
+        self.last.store((LAST_PLACES * self.per_item()).min(limit / LAST_PART), Ordering::Relaxed);
         self.spare.store((SPARE_BLOCKS * self.nodesize).min(limit / SPARE_PART), Ordering::Relaxed);
         let before = self.used.swap(used, Ordering::Relaxed);
         if used > before {
@@ -438,7 +442,8 @@ mod tests {
         let need = claims.map(|claim| blocks(&reserve, 10, claim));
         let (touched, bookkeeping, splits) = (10 * 8, 80 + 10 + 16, 80 + 80 + 10);
         let all = touched + bookkeeping + splits;
-        assert_eq!(need, [all + LAST_BLOCKS + SPARE_BLOCKS, all + LAST_BLOCKS, all, all]);
+        let last = LAST_PLACES * 8;
+        assert_eq!(need, [all + last + SPARE_BLOCKS, all + last, all, all]);
         let need = Need { items: 10, row: 7, claim: Claim::Reclaim, ..Need::default() };
         let alone = reserve.shortfall_alone(need).map(|bytes| bytes.0 / NODE);
         assert_eq!(alone, Some(3 * 8 + bookkeeping));
@@ -458,7 +463,9 @@ mod tests {
     #[test]
     fn subvolumes_have_copies_of_their_own() {
         let reserve = reserve(1000 * NODE, 0);
-        let need = |reserve: &MetadataReserve| blocks(reserve, u32::MAX, Claim::Ordinary) - blocks(reserve, 0, Claim::Ordinary);
+        let need = |reserve: &MetadataReserve| {
+            blocks(reserve, u32::MAX, Claim::Ordinary) - blocks(reserve, 0, Claim::Ordinary)
+        };
         assert_eq!(need(&reserve), 2 * 1000);
         reserve.note_subvols(10);
         reserve.note_subvols(3);
