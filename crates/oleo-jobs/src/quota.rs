@@ -9,6 +9,8 @@ use crate::shares::shares;
 
 /// What a change of quota may need: paths in the quota tree and the root tree. Turning it off gives space back.
 const NEED: Need = Need { items: 64, row: 64, bytes: 8192, claim: Claim::Release };
+/// Bytes of the two items of a group, with their heads.
+const GROUP_BYTES: usize = 130;
 
 /// A change of quota groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +28,15 @@ pub enum QgroupChange {
 }
 
 fn staged<R: Send>(fs: &Fs, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, JobError> {
-    let done = fs.staged_with(NEED, |s| Ok(f(s)?))?;
+    staged_with(fs, NEED, f)
+}
+
+fn staged_with<R: Send>(
+    fs: &Fs,
+    need: Need,
+    f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send,
+) -> Result<R, JobError> {
+    let done = fs.staged_with(need, |s| Ok(f(s)?))?;
     fs.sync()?;
     Ok(done)
 }
@@ -63,7 +73,9 @@ fn turn_on(fs: &Fs, mode: QuotaMode) -> Result<bool, JobError> {
     drop(base);
     let dead = fs.engine().dead_trees()?;
     let subvols: Vec<_> = subvols.into_iter().filter(|tree| !dead.contains(tree)).collect();
-    staged(fs, |s| s.quota_enable(&subvols, mode))?;
+    let groups = u32::try_from(GROUP_BYTES.saturating_mul(subvols.len())).unwrap_or(u32::MAX);
+    let need = Need { bytes: NEED.bytes.saturating_add(groups), claim: Claim::Ordinary, ..NEED };
+    staged_with(fs, need, |s| s.quota_enable(&subvols, mode))?;
     Ok(true)
 }
 
