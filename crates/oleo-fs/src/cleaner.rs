@@ -33,7 +33,7 @@ impl Fs {
         if let Ok(Some(_)) = removed {
             return Ok(true);
         }
-        cleaned.and(dropped.map(drop)).and(Ok(removed.map(drop)?)).map(|()| false)
+        cleaned.and(dropped.map(drop)).and(removed.map(drop).map_err(FsError::from)).map(|()| false)
     }
 
     /// Comes after the removal of a name: if more inodes wait to be erased than should, erases some. Their last handles are dropped by others, and

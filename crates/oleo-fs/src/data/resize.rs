@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::{Compression, InodeFlags};
-use oleo_txn::{DataReservation, Engine, Handle, Need, TxnError};
+use oleo_txn::{DataReservation, Engine, Handle, TxnError};
 
 use crate::attributes::rules;
 use crate::data::edges::Tail;
@@ -139,7 +139,7 @@ impl Inode {
             };
             let holes = if engine.features().no_holes() { 0 } else { old as usize };
             let (subvol, need) = (self.subvol(), install::need_of(holes, old));
-            match engine.join(Need { claim: self.core().claim_of(subvol), ..need }) {
+            match self.core().join_with_claim(subvol, need) {
                 Err(TxnError::NoSpace { .. }) if batch > MAP_BATCH_SHORT => batch /= 8,
                 Err(TxnError::NoSpace { .. }) => return Ok((self.core().join_to_release(subvol, need)?, batch)),
                 handle => return Ok((handle?, batch)),

@@ -67,18 +67,25 @@ impl Core {
         if subvol.may_share() { Claim::Release } else { Claim::Reclaim }
     }
 
-    /// Joins for what deletes something in a subvolume; the claim of `need` is that of the subvolume. If there is no space, deleted subvolumes
-    /// are taken apart until there is. May commit; the caller may hold `flush` locks.
+    /// Joins for an operation that deletes something in a subvolume; the claim of `need` is that of the subvolume.
+    pub(crate) fn join_with_claim(&self, subvol: &Subvol, need: Need) -> Result<Handle<'_>, TxnError> {
+        let claim = self.claim_of(subvol);
+        let handle = self.engine().join(Need { claim, ..need })?;
+        if claim == self.claim_of(subvol) {
+            return Ok(handle);
+        }
+        // A snapshot of the subvolume was made meanwhile. From now on its claim stays as it is.
+        drop(handle);
+        self.engine().join(Need { claim: self.claim_of(subvol), ..need })
+    }
+
+    /// The same. If there is no space, deleted subvolumes are taken apart until there is. May commit; the caller may hold `flush` locks.
     pub(crate) fn join_to_release(&self, subvol: &Subvol, need: Need) -> Result<Handle<'_>, FsError> {
-        // Ends since each round takes a part of a subvolume apart, or the subvolume has come to share its blocks.
+        // Ends since each round takes a part of a deleted subvolume apart.
         loop {
-            let claim = self.claim_of(subvol);
-            match self.engine().join(Need { claim, ..need }) {
-                // A snapshot of it may have been made meanwhile.
-                Ok(handle) if claim == self.claim_of(subvol) => return Ok(handle),
-                Ok(_) => {}
+            match self.join_with_claim(subvol, need) {
                 Err(TxnError::NoSpace { .. }) if self.drop_some()? => {}
-                Err(e) => return Err(e.into()),
+                handle => return Ok(handle?),
             }
         }
     }

@@ -180,9 +180,9 @@ impl Fs {
         let core = self.core();
         let remains = orphan::remains_to_erase(child)?;
         let subvol = dir.subvol();
-        let need = |erase: Need| Need { items: NAME_ITEMS + erase.items, claim: core.claim_of(subvol), ..erase };
+        let need = |erase: Need| Need { items: NAME_ITEMS + erase.items, ..erase };
         let least = orphan::erase_need(0);
-        let (h, remains) = match self.engine().join(need(remains.as_ref().map_or(least, Remains::need))) {
+        let (h, remains) = match core.join_with_claim(subvol, need(remains.as_ref().map_or(least, Remains::need))) {
             // Then it goes later, in shorter steps.
             Err(TxnError::NoSpace { .. }) => (core.join_to_release(subvol, need(least))?, None),
             h => (h?, remains),

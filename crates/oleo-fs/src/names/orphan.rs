@@ -263,7 +263,10 @@ impl Core {
             return;
         }
         let joined = self.throttle_between_steps().and_then(|()| Ok(self.engine().join(need)?));
-        let Ok(h) = joined else {
+        // A snapshot may have been made meanwhile.
+        let has_claim = need.claim != Claim::Reclaim
+            || mine.iter().all(|(inode, ..)| self.claim_of(inode.subvol()) == Claim::Reclaim);
+        let Ok(h) = joined.and_then(|h| has_claim.then_some(h).ok_or(FsError::NoSpace)) else {
             // Each of them meets the error, or gets on, by itself.
             apart.extend(mine.into_iter().map(|(inode, ..)| inode.clone()));
             return;
