@@ -180,6 +180,7 @@ impl Model {
         let fs = self.fs();
         let source = self.some_subvol();
         let name = format!("snapshot-{}", self.made);
+        self.made += 1;
         let made = fs.snapshot(source, &fs.root(TreeId::FS)?, name.as_bytes(), SnapshotOptions::default());
         if let Ok(id) = made {
             let files = self.subvols[&source].clone();
