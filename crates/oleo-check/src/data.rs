@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_format::{ItemType, Key, Logical};
-use oleo_volume::CopyRead;
+use oleo_volume::{CopyRead, VolumeError};
 use rayon::prelude::*;
 
 use crate::finding::{Kind, Place};
@@ -64,58 +64,111 @@ pub(crate) fn verify(cx: &Context<'_>, input: &Input<'_>, csum_trees: &[TreeStar
     verified.into_inner()
 }
 
+/// One sector on one copy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Sector {
+    Good,
+    /// It was read, and does not fit its checksum.
+    Wrong,
+    /// Its device failed to read it.
+    Unread(String),
+    /// Its device is missing, which the user has asked to do without.
+    Absent,
+}
+
+/// A range that no copy has, and why.
+struct Unreadable {
+    at: u64,
+    len: u64,
+    why: String,
+}
+
 fn verify_job(cx: &Context<'_>, job: &Job) -> u64 {
     let rules = &cx.env.rules;
     let unit = rules.sectorsize as usize;
     let csum_len = rules.csum.csum_len();
     let sectors = job.csums.len() / csum_len;
     let copies = cx.volume.copies(Logical(job.at));
-    let mut buf = vec![0; sectors * unit];
-    let mut bad: Vec<Vec<bool>> = Vec::new();
-    let mut verified = 0;
-    for copy in 0..copies {
-        let mut reads: Vec<CopyRead<'_>> = vec![CopyRead::new(Logical(job.at), copy, &mut buf)];
-        cx.volume.read_copies(&mut reads);
-        let whole = reads[0].result.is_ok();
-        drop(reads);
-        let one = |i: usize, sector: &[u8], want: &[u8]| {
-            if whole {
-                return rules.csum.csum(sector)[..csum_len] != *want;
-            }
-            // Some sector cannot be read, so each is read by itself.
-            let mut one = vec![0; unit];
-            let at = Logical(job.at + (i * unit) as u64);
-            let mut reads = [CopyRead::new(at, copy, &mut one)];
-            cx.volume.read_copies(&mut reads);
-            let [read] = reads;
-            read.result.is_err() || rules.csum.csum(&one)[..csum_len] != *want
-        };
-        let sectors = buf.chunks(unit).zip(job.csums.chunks_exact(csum_len)).enumerate();
-        bad.push(sectors.map(|(i, (sector, want))| one(i, sector, want)).collect());
-        verified += buf.len() as u64;
-    }
+    let found: Vec<Vec<Sector>> = (0..copies).map(|copy| verify_copy(cx, job, copy)).collect();
+    let read = found.iter().flatten().filter(|sector| matches!(sector, Sector::Good | Sector::Wrong)).count();
+    let mut unreadable: Option<Unreadable> = None;
     for i in 0..sectors {
         let at = Logical(job.at + (i * unit) as u64);
-        let count = bad.iter().filter(|of_copy| of_copy[i]).count();
-        if count == 0 {
+        let of_copies = || found.iter().map(|of_copy| &of_copy[i]);
+        if of_copies().all(|sector| *sector == Sector::Good) {
             continue;
         }
         let mut place = Place { block: Some(at), ..Place::default() };
-        let spare = count == copies && {
+        let spare = of_copies().any(|sector| *sector == Sector::Good) || {
             // With parity the sector can be rebuilt.
             let mut sector = vec![0; unit];
             let want = &job.csums[i * csum_len..(i + 1) * csum_len];
             cx.volume.read_data(at, &mut sector, Some(want)).is_ok()
         };
-        if count == copies && !spare {
+        if !spare && of_copies().any(|sector| *sector == Sector::Wrong) {
             cx.error(Kind::DataChecksum, place, "data that does not fit on any copy", "a copy that fits its checksum");
             continue;
         }
-        for (copy, _) in bad.iter().enumerate().filter(|(_, of_copy)| of_copy[i]) {
+        if !spare {
+            let failed =
+                of_copies().find_map(|sector| if let Sector::Unread(why) = sector { Some(why.clone()) } else { None });
+            let why = failed.unwrap_or_else(|| "only on devices that are missing".into());
+            match &mut unreadable {
+                Some(run) if run.at + run.len == at.0 && run.why == why => run.len += unit as u64,
+                run => {
+                    let new = Unreadable { at: at.0, len: unit as u64, why };
+                    run.replace(new).into_iter().for_each(|run| report_unreadable(cx, &run));
+                }
+            }
+            continue;
+        }
+        for (copy, sector) in of_copies().enumerate() {
+            let have = match sector {
+                Sector::Good | Sector::Absent => continue,
+                Sector::Wrong => format!("copy {copy} does not fit its checksum"),
+                Sector::Unread(why) => format!("copy {copy} cannot be read: {why}"),
+            };
             place.device = cx.volume.device_of_copy(at, copy).map(|d| d.0);
-            let have = format!("copy {copy} does not fit its checksum");
             cx.error(Kind::DataMirror, place.clone(), have, "the same as the good copy");
         }
     }
-    verified
+    unreadable.into_iter().for_each(|run| report_unreadable(cx, &run));
+    (read * unit) as u64
+}
+
+/// Reads and verifies a range on one copy.
+fn verify_copy(cx: &Context<'_>, job: &Job, copy: usize) -> Vec<Sector> {
+    let rules = &cx.env.rules;
+    let (unit, csum_len) = (rules.sectorsize as usize, rules.csum.csum_len());
+    let mut bytes = vec![0; job.csums.len() / csum_len * unit];
+    let mut reads = [CopyRead::new(Logical(job.at), copy, &mut bytes)];
+    cx.volume.read_copies(&mut reads);
+    let [read] = reads;
+    let whole = read.result.is_ok();
+    let verified = |sector: &[u8], want: &[u8]| {
+        if rules.csum.csum(sector)[..csum_len] == *want { Sector::Good } else { Sector::Wrong }
+    };
+    let sectors = bytes.chunks(unit).zip(job.csums.chunks_exact(csum_len)).enumerate();
+    sectors
+        .map(|(i, (sector, want))| {
+            if whole {
+                return verified(sector, want);
+            }
+            // Some sector cannot be read, so each is read by itself.
+            let mut one = vec![0; unit];
+            let mut reads = [CopyRead::new(Logical(job.at + (i * unit) as u64), copy, &mut one)];
+            cx.volume.read_copies(&mut reads);
+            let [read] = reads;
+            match read.result {
+                Ok(()) => verified(&one, want),
+                Err(VolumeError::OnMissing { .. }) => Sector::Absent,
+                Err(e) => Sector::Unread(e.to_string()),
+            }
+        })
+        .collect()
+}
+
+fn report_unreadable(cx: &Context<'_>, run: &Unreadable) {
+    let place = Place { block: Some(Logical(run.at)), ..Place::default() };
+    cx.error(Kind::DataUnreadable, place, format_args!("{} bytes that cannot be read: {}", run.len, run.why), "a copy");
 }

@@ -212,7 +212,9 @@ kinds! {
     CsumWithoutExtent = "csum-without-extent",
     /// No copy of the data matches its checksum.
     DataChecksum = "data-checksum",
-    /// A copy of data does not match its checksum, while another does.
+    /// No copy of the data can be read: devices failed, or are missing.
+    DataUnreadable = "data-unreadable",
+    /// A copy of data cannot be read or does not match its checksum, while another does.
     DataMirror = "data-mirror",
 
     // Inside trees of files (`files`).
