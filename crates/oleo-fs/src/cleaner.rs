@@ -23,7 +23,7 @@ impl Fs {
         if evicted.taken > evicted.failed {
             return Ok(true);
         }
-        // What cannot be erased does not keep the rest, which may be what frees the space that it needs.
+        // An inode that cannot be erased does not stop the rest: the rest may free the space that erasing needs.
         let cleaned = evicted.result.and(self.clean_orphans());
         let dropped = self.core().drop_step(budget_blocks);
         if let Ok(true) = dropped {

@@ -32,7 +32,7 @@ impl Fs {
     pub fn sync(&self) -> Result<Generation, FsError> {
         let flushed = self.core().flush_all(None);
         let erased = match self.core().evict_all() {
-            // What has no name is an orphan on disk, and the cleaner erases it when there is space.
+            // An inode without a name is an orphan on disk; the cleaner erases it when there is space.
             Err(FsError::NoSpace) => Ok(()),
             other => other,
         };

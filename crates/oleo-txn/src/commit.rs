@@ -311,7 +311,7 @@ impl Inner {
         self.blocks.publish(&blocks);
         self.csums.settled();
         self.trees.committed();
-        // What cannot be read is as large as before.
+        // A tree whose item cannot be read counts with its former size.
         let _ = self.measure_trees();
         self.metadata_reserve.settled();
         self.quota_settled();

@@ -30,7 +30,7 @@ use crate::trees::TreeState;
 const QUOTA_BYTES_MAX: usize = 64 << 20;
 /// Blocks for which there must be room for a subtree to be taken apart: a path of copies, and paths of bookkeeping trees, which list them.
 const COPY_ROOM_BLOCKS: u64 = 64;
-/// What a step announces: it changes bookkeeping trees only, and the path of the dead tree if there is plenty of room for that.
+/// The need of a step: it changes bookkeeping trees only, and the path of the dead tree if there is plenty of space for that.
 const STEP_NEED: Need = Need { items: 16, row: 16, bytes: 512, claim: Claim::Reclaim };
 
 /// How far a step of [`Engine::drop_step`] came.

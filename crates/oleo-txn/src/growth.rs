@@ -47,7 +47,7 @@ const SHORTEST_LEN: u64 = 1 << 20;
 /// A new chunk of an image that is to be cut to size may be as large as this part of all chunks before it.
 const CHUNK_SHARE: u64 = 16;
 
-/// Trees that keep the books of others and have root items, but for that of checksums.
+/// Bookkeeping trees that have root items, except the tree of checksums.
 const BOOKKEEPING: [TreeId; 7] = [
     TreeId::EXTENT,
     TreeId::DEV,

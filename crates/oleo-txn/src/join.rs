@@ -149,7 +149,7 @@ impl Engine {
             let charged_to = self.join(need)?.generation();
             let commit_lock = self.0.commit_lock.lock();
             self.0.writable()?;
-            // What others commit meanwhile leaves room behind, so that nobody is overtaken for long.
+            // Commits of other threads leave space behind, so that no thread is overtaken for long.
             if self.generation() == charged_to || tries == TRIES_MAX {
                 return Ok(commit_lock);
             }

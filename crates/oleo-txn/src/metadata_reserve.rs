@@ -1,7 +1,7 @@
 //! The metadata reserve: space for the blocks that operations may need, reserved before they change anything, so that ENOSPC
 //! comes from the call and never from a commit.
 //!
-//! What a transaction takes has two parts:
+//! A transaction takes blocks for two kinds of trees:
 //! - *Trees of files* ([`Inner::touched`](MetadataReserve::touched)). A commit writes each block once, however many changes hit it. So
 //!   the need is bounded twice: by what the changes can touch (`items` × blocks per item), and by what exists (all metadata in use,
 //!   once for each subvolume in memory, since subvolumes share blocks and each may come to have copies of its own). The smaller bound is charged
@@ -35,13 +35,13 @@
 //! growing a chunk when the allocator says so, and the operation comes back; (3) a freeze moves what the frozen
 //! transaction may need aside (`freeze`) and leaves what promises and the next transaction need, as far as it goes; (4) the commit takes its blocks out of the
 //! former, and its end (`settled`) hands what is left of it to the open transaction as far as that lacks it, before
-//! anybody else can have it; what the commit freed is reserved as soon as it is free (`Inner::replenish_reserve`).
+//! another operation can take it. Space that the commit freed is reserved as soon as it is free (`Inner::replenish_reserve`).
 //!
 //! What is ahead in slabs is counted like operations, so it is covered when it is taken, unless operations that free space have used since what
 //! covered it: so who takes it looks, which only reads. It is collected before anybody is
 //! refused, before a freeze counts, and when more metadata is in use, since then the bound is higher. Thus it costs no operation its place.
 //!
-//! Invariants: an operation is counted in the transaction in which it makes its changes. What is held ≥ touched(counts of operations) +
+//! Invariants: an operation is counted in the transaction in which it makes its changes. Held bytes ≥ touched(counts of operations) +
 //! `bookkeeping`, also of the one that came in alone; a commit takes no more blocks than that ([`Inner::overdrawn`](crate::engine::Inner::overdrawn)
 //! counts those that it does, for tests). Locks:
 //! `held`, never over I/O; `alone_lock` is taken before joining and before the commit
@@ -62,8 +62,8 @@ use crate::slabs::{Amount, Slabs};
 /// Blocks that one changed item may make a transaction add to a tree of files, beside those of each level: the leaf that a split adds, and
 /// a neighbour that is merged with.
 const BLOCKS_PER_ITEM: u64 = 2;
-/// The same for each level: the block, and what records it and what it refers to, in half-filled leaves. What an unshared leaf has
-/// references to comes to 29 bytes for each 78 of it, and what a node has to 9 for each 33.
+/// The same for each level: the block, and what records it and what it refers to, in half-filled leaves. References of an unshared
+/// leaf take 29 bytes for each 78 of it, those of a node 9 for each 33.
 const BLOCKS_PER_LEVEL: u64 = 2;
 /// Levels of a tree that are counted at least.
 const LEVELS_MIN: u64 = 3;
@@ -72,7 +72,8 @@ const BYTES_FACTOR: u64 = 3;
 /// Blocks that bookkeeping trees may grow by in any transaction, beside one part in [`GROWTH_PART`]: chunk records, roots.
 const GROWTH_BLOCKS: u64 = 16;
 const GROWTH_PART: u64 = 8;
-/// Bytes of bookkeeping trees that are counted at most, checksums apart; and of checksums, of which a transaction rewrites the ends of what it frees.
+/// Bytes of bookkeeping trees that are counted at most: of all except checksums, and of checksums. A transaction rewrites checksums only at the
+/// ends of the ranges that it frees.
 const BOOKKEEPING_MAX: u64 = 512 << 20;
 const CSUMS_MAX: u64 = 64 << 20;
 /// Bytes of their leaves that are counted as split at most.
@@ -103,7 +104,7 @@ struct Held {
 pub(crate) struct Sizes {
     /// All metadata in use.
     pub(crate) used: u64,
-    /// Bookkeeping trees but for that of checksums.
+    /// Bookkeeping trees except the tree of checksums.
     pub(crate) bookkeeping: u64,
     pub(crate) csums: u64,
     /// What metadata may come to.
@@ -195,7 +196,7 @@ impl MetadataReserve {
         of.items.saturating_mul(self.per_item()).min(existing) + of.bytes.saturating_mul(BYTES_FACTOR)
     }
 
-    /// What an operation leaves alone beside what is charged.
+    /// Bytes that an operation leaves alone beside those charged.
     fn kept(&self, claim: Claim) -> u64 {
         let sum = |rows: &[&AtomicU64]| rows.iter().map(|row| row.load(Ordering::Relaxed)).sum();
         let Self { bookkeeping, splits, last, spare, .. } = self;
@@ -376,8 +377,8 @@ impl MetadataReserve {
         self.held.lock().frozen.clone()
     }
 
-    /// Joins are blocked: counts start anew. What the frozen transaction may need is its own, what promises and the next transaction need stays,
-    /// as far as it goes, and the rest goes back.
+    /// Joins are blocked: counts start anew. The frozen transaction gets the bytes that it may need; those that promises and the next
+    /// transaction need stay here, as far as there are any; the rest is released.
     pub(crate) fn freeze(&self) {
         let mut held = self.held.lock();
         self.collect(&held);
@@ -434,7 +435,7 @@ mod tests {
         reserve.shortfall_for(Need { items, claim, ..Need::default() }).map_or(0, |bytes| bytes.0 / NODE)
     }
 
-    /// Goal: what the last operations need is left alone by all others, in steps. Method: the blocks that each claim must find for the same need.
+    /// Goal: all other operations leave alone the space that the last operations need, in steps. Method: the blocks that each claim must find for the same need.
     #[test]
     fn claims_leave_rows_alone() {
         let reserve = reserve(10_000 * NODE, 80 * NODE);
@@ -472,7 +473,7 @@ mod tests {
         assert_eq!(need(&reserve), 11 * 1000);
     }
 
-    /// Goal: what is kept is bounded on large volumes, and a part of small ones.
+    /// Goal: the space that is kept is bounded on large volumes, and a part of small ones.
     #[test]
     fn what_is_kept_is_bounded() {
         let large = reserve(1 << 42, 1 << 40);

@@ -42,7 +42,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// What an operation may draw on for its metadata (see `metadata_reserve`).
+/// Space that an operation may use for its metadata (see `metadata_reserve`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Claim {
     /// Space that nothing is reserved for: it adds something.
@@ -52,7 +52,7 @@ pub enum Claim {
     Release,
     /// It records data that was promised room.
     Promised,
-    /// The last that there is: it deletes what nothing shares, or gives up references, and adds nothing that stays.
+    /// The last free space: it deletes unshared items, or drops references, and adds nothing that stays.
     Reclaim,
 }
 
@@ -66,7 +66,7 @@ pub struct Need {
     pub row: u32,
     /// Bytes of item data that it may add.
     pub bytes: u32,
-    /// What it may draw on.
+    /// Space that it may use.
     pub claim: Claim,
 }
 

@@ -14,7 +14,7 @@ use crate::engine::{Engine, Inner};
 use crate::options::{Claim, Need};
 use crate::trees::TreeState;
 
-/// What a stage may need that does not say: items of bookkeeping trees alone.
+/// The need of [`Engine::stage`]: items of bookkeeping trees alone.
 const STAGE_NEED: Need = Need { items: 8, row: 8, bytes: 1024, claim: Claim::Reclaim };
 
 impl Engine {

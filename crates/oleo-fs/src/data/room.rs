@@ -62,7 +62,7 @@ impl Core {
         join()
     }
 
-    /// What an operation that deletes something in a subvolume may draw on.
+    /// Returns the claim of an operation that deletes something in a subvolume.
     pub(crate) fn claim_of(&self, subvol: &Subvol) -> Claim {
         if subvol.may_share() { Claim::Release } else { Claim::Reclaim }
     }
@@ -140,7 +140,7 @@ impl Core {
         }
         self.engine().commit()?;
         for _ in 0..DROP_STEPS_MAX {
-            // What cannot be taken apart is left to the cleaner, which says why.
+            // The cleaner reports a subvolume that cannot be taken apart.
             if !self.drop_some().unwrap_or(false) {
                 break;
             }

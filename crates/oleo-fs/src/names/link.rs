@@ -150,7 +150,7 @@ impl Fs {
             };
             let removed = match self.remove_inode_name(dir, name, (place, target), &child, directory) {
                 Err(FsError::NoSpace) if !std::mem::replace(&mut has_made_room, true) => {
-                    // What is buffered was promised room that this might take.
+                    // Buffered data was promised space that this operation might take.
                     self.core().make_room(Flushing::None)?;
                     continue;
                 }

@@ -41,7 +41,7 @@ const BATCH_ITEMS: u32 = 512;
 /// Places at which erasing an inode rewrites blocks: both ends of its items, and its orphan item.
 const PLACES: u32 = 3;
 
-/// What erasing an inode in one step may need, but for its claim.
+/// The need of erasing an inode in one step, except its claim.
 pub(crate) fn erase_need(extents: u32) -> Need {
     let items = ITEMS_BESIDE + extents;
     Need { items, row: items - PLACES, bytes: 128, ..Need::default() }
