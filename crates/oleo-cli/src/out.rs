@@ -173,6 +173,12 @@ macro_rules! misuse {
 }
 pub(crate) use misuse;
 
+/// Prints an error after which the command continues, on one line.
+pub(crate) fn failure(error: &oleo::Error) {
+    let text = error.to_string().replace('\n', " ");
+    eprintln!("oleo: {}", plain(&text, &[]));
+}
+
 /// Prints what went wrong and what to try, on one line, and returns the exit code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     if error.chain().find_map(library).is_some_and(oleo::Error::is_unread) {

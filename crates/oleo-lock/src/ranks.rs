@@ -264,8 +264,11 @@ ranks! {
     InodeCache, "oleo-fs", "shards of the `InodeCache`", One, No,
         "the inodes in memory",
         "a look-up, or a sweep";
+    RestoreDirs, "oleo", "`OpenDirs::open` of a restore", Leaf, No,
+        "the directories that are open",
+        "a look-up or a change; descriptors are closed outside";
     RestoreFailed, "oleo", "`Core::failed` of a restore", Leaf, No,
-        "the first error",
+        "the error that ends the restore",
         "a look";
     FuseFollow, "oleo-fuse", "`Following::state`", Leaf, No,
         "moments of a volume that is followed, and which of them nodes are of",

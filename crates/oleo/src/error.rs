@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use oleo_device::{FileDevice, FileOptions, User};
 use oleo_fs::errno;
 
+use crate::restore::RestoreReport;
 use crate::{Hint, control};
 
 pub use crate::background::BackgroundError;
@@ -70,6 +71,14 @@ pub enum Error {
         errno: i32,
         /// Why.
         text: String,
+    },
+    /// A restore came to its end, but something was not restored, or not whole.
+    #[error("{} entries were not restored, or not whole; the first: {first}", report.failed)]
+    Incomplete {
+        /// The entries that were restored.
+        report: Box<RestoreReport>,
+        /// The first of the errors that [`on_failure`](field@crate::restore::RestoreOptions::on_failure) is called with.
+        first: Box<Error>,
     },
     /// From a device.
     #[error(transparent)]
@@ -255,6 +264,8 @@ impl Classified for Error {
             Error::Host { source, .. } => Class::of_io(source),
             // Whatever the system says, the output is not whole.
             Error::Output(source) => Class { kind: ErrorKind::Device, ..Class::of_io(source) },
+            // Whatever the reason of each, a part of the result is missing.
+            Error::Incomplete { .. } => Class::DATA,
             Error::Request(_) => Class::USAGE,
             Error::Refused { errno, .. } => Class::refusal(*errno),
             Error::Device(error) => error.class(),
@@ -363,6 +374,7 @@ mod tests {
             Host: Error::host("read", "a")(host(errno::ENOENT)) => Class::refusal(errno::ENOENT),
             Host: Error::host("read", "a")(host(errno::EIO)) => Class::DEVICE,
             Output: Error::Output(host(errno::ENOSPC)) => Class { kind: ErrorKind::Device, errno: errno::ENOSPC },
+            Incomplete: Error::Incomplete { report: Box::default(), first: Box::new(refused()) } => Class::DATA,
             Request: Error::Request("so".into()) => Class::USAGE,
             Refused: refused() => exists,
             Device: DeviceError::Kind { path: "a".into() }.into() => Class::refusal(errno::EINVAL),

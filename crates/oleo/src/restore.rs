@@ -5,15 +5,28 @@
 //! What the host or the caller's rights do not allow (owners, devices, some attributes) is left out and listed in the
 //! report. Times of change and birth cannot be set on a host; a tar archive keeps them.
 //!
+//! An entry that cannot be restored, because the image is damaged or the host refuses it, does not end a restore: the error is
+//! reported, the rest is restored, and the result is [`Error::Incomplete`]. Bytes of a file that cannot be read are zeros. Only
+//! a host that accepts nothing more (no space, too many open files, an I/O error) ends a restore.
+//!
 //! The image may come from a stranger. A file whose owner could not be kept loses its set-user-ID and set-group-ID bits, so that no
 //! program runs as the user who restored it. Unless exact modes are requested, the umask applies and set-ID bits are dropped
-//! for everybody but root. A directory that is reached twice is entered once, with a warning.
+//! for all users but root. A directory that is reached twice is entered once, with a warning. Depth has no bound: memory grows with
+//! the number of levels, and the number of open directories is bounded.
 
+mod damage;
 #[cfg(target_os = "linux")]
 mod dir;
+mod place;
 mod tar;
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use oleo_format::errno;
 use oleo_mkfs::{OnProgress, Progress};
+
+use crate::{Error, Result};
 
 #[cfg(target_os = "linux")]
 pub use self::dir::restore_to_dir;
@@ -33,7 +46,12 @@ pub struct RestoreOptions {
     pub no_special: bool,
     /// Called as work goes on.
     pub on_progress: Option<OnProgress>,
+    /// Called with each error that concerns one entry; the error names it.
+    pub on_failure: Option<OnFailure>,
 }
+
+/// Called for an entry that was not restored, or not whole.
+pub type OnFailure = Box<dyn Fn(&Error) + Send + Sync>;
 
 oleo_format::setters!(RestoreOptions {
     one_subvol: bool,
@@ -41,6 +59,7 @@ oleo_format::setters!(RestoreOptions {
     exact_modes: bool,
     no_special: bool,
     on_progress: Option<OnProgress>,
+    on_failure: Option<OnFailure>,
 });
 
 /// What a restore did.
@@ -52,6 +71,8 @@ pub struct RestoreReport {
     pub warnings: Vec<String>,
     /// Names whose owner could not be kept, because only root can give files away.
     pub owners_lost: u64,
+    /// Entries that were not restored, or not whole. The contents of a directory that was not restored are not counted.
+    pub failed: u64,
 }
 
 /// Warnings that are kept; the rest is counted.
@@ -64,5 +85,57 @@ impl RestoreReport {
             WARNINGS_MAX => self.warnings.push("… and more of these".into()),
             _ => {}
         }
+    }
+}
+
+/// Errors that concern one entry each.
+#[derive(Default)]
+struct Failures {
+    count: AtomicU64,
+    first: OnceLock<Error>,
+}
+
+impl Failures {
+    /// Counts and reports one; an error that ends the restore is returned.
+    fn note(&self, error: Error, options: &RestoreOptions) -> Result<()> {
+        if ends_all(&error) {
+            return Err(error);
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if let Some(on_failure) = &options.on_failure {
+            on_failure(&error);
+        }
+        // Only the first is kept.
+        let _ = self.first.set(error);
+        Ok(())
+    }
+
+    /// The result of a restore that has come to its end.
+    fn result(self, mut report: RestoreReport) -> Result<RestoreReport> {
+        report.failed = self.count.into_inner();
+        match self.first.into_inner() {
+            None => Ok(report),
+            Some(first) => Err(Error::Incomplete { report: Box::new(report), first: Box::new(first) }),
+        }
+    }
+}
+
+/// Whether an error would repeat for every further entry.
+fn ends_all(error: &Error) -> bool {
+    const ALL: [i32; 8] = [
+        errno::ENOSPC,
+        errno::EDQUOT,
+        errno::EROFS,
+        errno::EIO,
+        errno::EMFILE,
+        errno::ENFILE,
+        errno::ENOMEM,
+        errno::ENOTCONN,
+    ];
+    match error {
+        Error::At { source, .. } | Error::Hinted { source, .. } => ends_all(source),
+        Error::Host { source, .. } => source.raw_os_error().is_some_and(|errno| ALL.contains(&errno)),
+        Error::Output(_) => true,
+        _ => false,
     }
 }

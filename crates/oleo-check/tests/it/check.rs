@@ -6,4 +6,5 @@ mod files;
 mod hostile;
 mod kit;
 mod rare;
+mod restored;
 mod sound;

@@ -3,12 +3,19 @@
 use std::path::PathBuf;
 
 use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
+use oleo::{Error, ErrorKind};
 
 use crate::args::{ImageArgs, InPath, SubvolArg};
-use crate::out::{Out, human};
+use crate::out::{Out, Said, failure, human};
 
 /// Copy files out of an image, into a directory or as a tar archive
+///
+/// An entry that cannot be restored is reported on standard error, and the rest is restored. Bytes of a file that cannot be read are
+/// zeros.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 everything was restored, possibly with warnings; 3 some entries were not, or not whole; others, as in oleo --help: the restore was not completed."
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
@@ -45,13 +52,18 @@ impl Args {
             .exact_modes(self.preserve_permissions)
             .no_special(self.no_special)
             .threads(self.threads)
-            .on_progress(progress.callback());
-        let report = if self.dest.as_os_str() == "-" {
-            restore_to_tar(&image, &from, name, std::io::stdout(), &options)?
+            .on_progress(progress.callback())
+            .on_failure(Some(Box::new(failure)));
+        let restored = if self.dest.as_os_str() == "-" {
+            restore_to_tar(&image, &from, name, std::io::stdout(), &options)
         } else {
-            restore_to_dir(&image, &from, name, &self.dest, &options)?
+            restore_to_dir(&image, &from, name, &self.dest, &options)
         };
         drop(progress);
+        let report = match restored {
+            Err(Error::Incomplete { report, .. }) => *report,
+            other => other?,
+        };
         out.warnings(&report.warnings);
         if report.owners_lost > 0 {
             out.warnings(&[format!(
@@ -63,6 +75,10 @@ impl Args {
             let done = &report.done;
             let entries = done.files + done.dirs + done.links + done.others;
             out.note(format!("{}: {entries} entries with {} of data", self.dest.display(), human(done.data_bytes)));
+        }
+        if report.failed > 0 {
+            let text = format!("{} entries were not restored, or not whole", report.failed);
+            return Err(Said(ErrorKind::Corruption, text).into());
         }
         Ok(())
     }

@@ -237,3 +237,61 @@ fn random_damage_ends() {
     println!("{mounted} of 6 mounted");
     sound(&bed);
 }
+
+/// Goal: a tree that is deeper than a process may have open files is restored, into a directory and to an archive, in memory
+/// that grows with the depth and not with its square; links from level to level, and attributes, are right. Method: 2000
+/// directories in each other with long names, whose paths together have 400 MiB, restored with 400 descriptors.
+#[test]
+fn deep_directories() {
+    const LEVELS: usize = 2000;
+    const FILES_MAX: u32 = 400;
+    /// The archive has the path of each entry, so only its size grows with the square.
+    const BOUNDS: Bounds = Bounds { time: TIME_MAX, memory_kib: 160 << 10 };
+    let scratch = Scratch::new().unwrap();
+    let (dir, name) = (scratch.path(), "d".repeat(200));
+    let image = oleo::Image::create(dir.join("i"), 256 << 20).unwrap();
+    let mut at = image.top().unwrap();
+    let first = image.fs().create(&at, b"first", &oleo::fs::NewInode::new(oleo::fs::NewKind::File, 0o600)).unwrap();
+    for level in 0..LEVELS {
+        let new = oleo::fs::NewInode::new(oleo::fs::NewKind::Dir, 0o750 + (level % 8) as u32);
+        at = image.fs().create(&at, name.as_bytes(), &new).unwrap();
+        if level % 100 == 99 {
+            image.fs().link(&first, &at, b"link").unwrap();
+        }
+    }
+    let leaf = image.fs().create(&at, b"leaf", &oleo::fs::NewInode::new(oleo::fs::NewKind::File, 0o640)).unwrap();
+    image.fs().write(&leaf, 0, b"bottom").unwrap();
+    drop((at, first, leaf));
+    image.close().unwrap();
+    for dest in ["out", "-"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {FILES_MAX}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_oleo")]);
+        command.args(["restore", "i", dest]).current_dir(dir);
+        let (status, complaints, _) = crate::common::bounded(command, &dir.join("archive"), dest, &BOUNDS);
+        assert!(status.success(), "{dest}: {complaints}");
+    }
+    let end = [&[0; 512][..], b"bottom"].concat();
+    let archive = fs::read(dir.join("archive")).unwrap();
+    assert!(archive.len() > LEVELS * LEVELS * 200 / 2);
+    assert!(archive.windows(6).any(|window| window == &end[512..]));
+    drop(archive);
+    // Deeper than a path can be: step by step.
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
+    let open =
+        |at: std::os::fd::BorrowedFd<'_>, name: &str| rustix::fs::openat(at, name, flags, rustix::fs::Mode::empty());
+    let mut at = rustix::fs::open(dir.join("out"), flags, rustix::fs::Mode::empty()).unwrap();
+    let first = rustix::fs::statat(&at, "first", rustix::fs::AtFlags::empty()).unwrap();
+    assert_eq!(first.st_nlink as usize, 1 + LEVELS / 100);
+    for level in 0..LEVELS {
+        at = open(std::os::fd::AsFd::as_fd(&at), &name).unwrap();
+        let mode = rustix::fs::fstat(&at).unwrap().st_mode & 0o7777;
+        assert_eq!(mode, 0o750 + (level % 8) as u32, "level {level}");
+        if level % 100 == 99 {
+            let link = rustix::fs::statat(&at, "link", rustix::fs::AtFlags::empty()).unwrap();
+            assert_eq!(link.st_ino, first.st_ino, "level {level}");
+        }
+    }
+    let leaf = rustix::fs::statat(&at, "leaf", rustix::fs::AtFlags::empty()).unwrap();
+    assert_eq!((leaf.st_size, leaf.st_mode & 0o7777), (6, 0o640));
+    oracle::run("rm", ["-rf".as_ref(), dir.join("out").as_os_str()]).unwrap();
+}

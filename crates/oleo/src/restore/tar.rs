@@ -9,14 +9,17 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::bounded;
 use oleo_format::{Ino, TreeId};
-use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, InodeRef, Target, Time};
+use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, FsError, InodeRef, Target, Time};
 use tar::{EntryType, Header};
 
-use super::{RestoreOptions, RestoreReport};
+use super::damage::{self, next_good};
+use super::place::Place;
+use super::{Failures, RestoreOptions, RestoreReport};
 use crate::{Error, Image, Result};
 
 /// Bytes of a file read at a time.
@@ -40,7 +43,7 @@ const OCTAL_12_MAX: u64 = 0o77_777_777_777;
 /// empty one, with `./`.
 ///
 /// # Errors
-/// No good copy of data is left, a device fails, or the output cannot be written.
+/// [`Error::Incomplete`] if some entries are not in the archive, or not whole. The output cannot be written.
 pub fn restore_to_tar(
     image: &Image,
     from: &InodeRef,
@@ -80,28 +83,46 @@ fn archived(
     output: &mut dyn FnMut(Vec<u8>) -> Result<()>,
     options: &RestoreOptions,
 ) -> Result<RestoreReport> {
-    let mut archive = Archive { image, options, output, links: HashMap::new(), report: RestoreReport::default() };
+    let mut archive = Archive {
+        image,
+        options,
+        output,
+        links: HashMap::new(),
+        failures: Failures::default(),
+        report: RestoreReport::default(),
+    };
     archive.all(from, name)?;
     if let Some(on_progress) = &options.on_progress {
         on_progress(&archive.report.done);
     }
-    Ok(archive.report)
+    archive.failures.result(archive.report)
 }
 
 struct Archive<'a> {
     image: &'a Image,
     options: &'a RestoreOptions,
     output: &'a mut dyn FnMut(Vec<u8>) -> Result<()>,
-    links: HashMap<(TreeId, Ino), Vec<u8>>,
+    /// The first names of inodes with several.
+    links: HashMap<(TreeId, Ino), FirstName>,
+    failures: Failures,
     report: RestoreReport,
+}
+
+/// The first name of an inode with several.
+struct FirstName {
+    place: Arc<Place>,
+    /// How many names are still to come at most.
+    left: u32,
 }
 
 /// A directory whose entries are being written.
 struct Open {
     inode: InodeRef,
-    /// With a slash at its end.
-    prefix: Vec<u8>,
-    after: u64,
+    place: Arc<Place>,
+    /// The length of its path with a slash at its end.
+    prefix_len: usize,
+    /// Where to read on; `None` at the end.
+    next: Option<u64>,
     entries: std::vec::IntoIter<DirEntryInfo>,
 }
 
@@ -110,82 +131,114 @@ impl Archive<'_> {
         (self.output)(bytes)
     }
 
+    /// Reports that something at a path is not in the archive, or not whole.
+    fn fail(&mut self, path: &[u8], error: impl Into<Error>) -> Result<()> {
+        self.failures.note(error.into().at(path.escape_ascii()), self.options)
+    }
+
     fn all(&mut self, from: &InodeRef, name: &[u8]) -> Result<()> {
         let name = if name.is_empty() { b"." } else { name };
         let mut descent = Descent::new(from);
-        let mut open = Vec::new();
-        if let Some(dir) = self.entry(from, name)? {
-            open.push(dir);
-        }
+        // One path for all levels; each has a longer part of it.
+        let mut path = name.to_vec();
+        let mut open: Vec<Open> = Vec::new();
+        open.extend(self.entry(from, &path, Place::new(name))?);
         while let Some(dir) = open.last_mut() {
             let Some(entry) = dir.entries.next() else {
-                let batch = self.image.fs().readdir(&dir.inode, dir.after, ENTRIES_AT_ONCE)?;
-                match batch.last() {
-                    Some(last) => dir.after = last.index,
-                    None => {
-                        open.pop();
-                        continue;
-                    }
+                let Some(after) = dir.next else {
+                    open.pop();
+                    continue;
+                };
+                let listed = damage::list(self.image.fs(), &dir.inode, after, ENTRIES_AT_ONCE);
+                (dir.entries, dir.next) = (listed.entries.into_iter(), listed.next);
+                if let Some(error) = listed.lost {
+                    path.truncate(dir.prefix_len);
+                    let error = Error::from(error).at("some entries could not be read");
+                    self.fail(&path, error)?;
                 }
-                dir.entries = batch.into_iter();
                 continue;
             };
-            let path = [dir.prefix.as_slice(), &entry.name].concat();
-            let place = || path.escape_ascii().to_string();
+            path.truncate(dir.prefix_len - 1);
+            path.push(b'/');
+            path.extend_from_slice(&entry.name);
             if let (Target::Subvol(_), true) = (entry.target, self.options.one_subvol) {
                 let mut header = Header::new_ustar();
                 header.set_mode(0o755);
                 self.header(header, EntryType::Directory, &[&path[..], b"/"].concat(), b"", 0, Vec::new())?;
                 continue;
             }
-            match self.image.fs().open_entry(&dir.inode, &entry).map_err(|e| Error::from(e).at(place()))? {
+            match self.image.fs().open_entry(&dir.inode, &entry) {
                 // The inode decides: entries may lie.
-                Some(child)
+                Ok(Some(child))
                     if self.image.fs().attr(&child).kind == FileKind::Dir
                         && !descent.enters(self.image.fs(), &dir.inode, &entry.name, &child) =>
                 {
-                    self.report.warn(|| format!("{}: left out, the directory is elsewhere too", place()));
+                    let place = path.escape_ascii();
+                    self.report.warn(|| format!("{place}: left out, the directory is elsewhere too"));
                 }
-                Some(child) => open.extend(self.entry(&child, &path)?),
-                None => self.report.warn(|| format!("{}: has vanished", place())),
+                Ok(Some(child)) => {
+                    let place = dir.place.child(&entry.name);
+                    open.extend(self.entry(&child, &path, place)?);
+                }
+                Ok(None) => match damage::missing_inode(self.image.fs(), &dir.inode, &entry) {
+                    Some(error) => self.fail(&path, error)?,
+                    None => self.report.warn(|| format!("{}: was removed meanwhile", path.escape_ascii())),
+                },
+                Err(error) => self.fail(&path, error)?,
             }
         }
         self.send(vec![0; 2 * BLOCK])
     }
 
-    /// Writes one member; a directory comes back to have its entries written.
-    fn entry(&mut self, inode: &InodeRef, path: &[u8]) -> Result<Option<Open>> {
+    /// Writes one member; a directory is returned to have its entries written.
+    fn entry(&mut self, inode: &InodeRef, path: &[u8], place: Arc<Place>) -> Result<Option<Open>> {
         let attr = self.image.fs().attr(inode);
-        let place = |e: oleo_fs::FsError| Error::from(e).at(path.escape_ascii());
         if attr.nlink > 1 && attr.kind != FileKind::Dir {
-            if let Some(first) = self.links.get(&(attr.subvol, attr.ino)).cloned() {
-                self.member(&attr, EntryType::Link, path, &first, 0, Vec::new())?;
+            let key = (attr.subvol, attr.ino);
+            if let Some(first) = self.links.get_mut(&key) {
+                first.left -= 1;
+                let (target, is_last) = (first.place.path(), first.left == 0);
+                if is_last {
+                    self.links.remove(&key);
+                }
+                self.member(&attr, EntryType::Link, path, &target, 0, Vec::new())?;
                 self.report.done.links += 1;
                 return Ok(None);
             }
-            self.links.insert((attr.subvol, attr.ino), path.to_vec());
         }
         let mut pax: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-        for (name, value) in self.image.fs().xattrs(inode).map_err(place)? {
-            pax.push(([b"SCHILY.xattr.".as_slice(), &name].concat(), value));
+        match self.image.fs().xattrs(inode) {
+            Ok(all) => {
+                pax.extend(all.into_iter().map(|(name, value)| ([b"SCHILY.xattr.".as_slice(), &name].concat(), value)));
+            }
+            Err(error) => {
+                self.fail(path, Error::from(error).at("the extended attributes could not be read"))?;
+            }
         }
-        let done = &mut self.report.done;
         match attr.kind {
             FileKind::Dir => {
-                done.dirs += 1;
+                self.report.done.dirs += 1;
                 let prefix = [path, b"/"].concat();
                 self.member(&attr, EntryType::Directory, &prefix, b"", 0, pax)?;
-                return Ok(Some(Open { inode: inode.clone(), prefix, after: 0, entries: Vec::new().into_iter() }));
+                let (inode, prefix_len) = (inode.clone(), prefix.len());
+                return Ok(Some(Open { inode, place, prefix_len, next: Some(0), entries: Vec::new().into_iter() }));
             }
             FileKind::File => {
-                done.files += 1;
-                self.file(inode, &attr, path, pax)?;
+                self.report.done.files += 1;
+                if !self.file(inode, &attr, path, pax)? {
+                    return Ok(None);
+                }
             }
-            FileKind::Symlink => {
-                done.others += 1;
-                let target = self.image.fs().read_link(inode).map_err(place)?;
-                self.member(&attr, EntryType::Symlink, path, &target, 0, pax)?;
-            }
+            FileKind::Symlink => match self.image.fs().read_link(inode) {
+                Ok(target) => {
+                    self.report.done.others += 1;
+                    self.member(&attr, EntryType::Symlink, path, &target, 0, pax)?;
+                }
+                Err(error) => {
+                    self.fail(path, error)?;
+                    return Ok(None);
+                }
+            },
             FileKind::CharDevice => self.special(&attr, EntryType::Char, path, pax)?,
             FileKind::BlockDevice => self.special(&attr, EntryType::Block, path, pax)?,
             FileKind::Fifo => self.special(&attr, EntryType::Fifo, path, pax)?,
@@ -193,7 +246,13 @@ impl Archive<'_> {
                 pax.push((b"SCHILY.filetype".to_vec(), b"socket".to_vec()));
                 self.special(&attr, EntryType::Fifo, path, pax)?;
             }
-            _ => self.report.warn(|| format!("{}: an unknown kind of file is left out", path.escape_ascii())),
+            _ => {
+                self.fail(path, damage::unknown_kind(attr.mode))?;
+                return Ok(None);
+            }
+        }
+        if attr.nlink > 1 {
+            self.links.insert((attr.subvol, attr.ino), FirstName { place, left: attr.nlink - 1 });
         }
         if let Some(on_progress) = &self.options.on_progress {
             on_progress(&self.report.done);
@@ -206,9 +265,20 @@ impl Archive<'_> {
         self.member(attr, kind, path, b"", 0, pax)
     }
 
-    fn file(&mut self, inode: &InodeRef, attr: &Attr, path: &[u8], mut pax: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
+    /// Writes a regular file; returns whether it is in the archive. Bytes that cannot be read are zeros.
+    fn file(&mut self, inode: &InodeRef, attr: &Attr, path: &[u8], mut pax: Vec<(Vec<u8>, Vec<u8>)>) -> Result<bool> {
         let believed = attr.nbytes >= attr.size && attr.size <= BELIEVED_BYTES;
-        let runs = if believed { vec![(0, attr.size)] } else { self.runs(inode, attr, path)? };
+        let mut lost = Lost::default();
+        let runs = match believed {
+            true => vec![(0, attr.size)],
+            false => match self.runs(inode, attr, &mut lost) {
+                Ok(runs) => runs,
+                Err(error) => {
+                    self.fail(path, error)?;
+                    return Ok(false);
+                }
+            },
+        };
         let total: u64 = runs.iter().map(|(start, end)| end - start).sum();
         if total == attr.size {
             self.member(attr, EntryType::Regular, path, b"", attr.size, pax)?;
@@ -229,41 +299,89 @@ impl Archive<'_> {
             let mut at = start;
             while at < end {
                 let want = STEP_BYTES.min(usize::try_from(end - at).unwrap_or(usize::MAX));
-                let mut bytes = vec![0; want];
-                let n =
-                    self.image.fs().read(inode, at, &mut bytes).map_err(|e| Error::from(e).at(path.escape_ascii()))?;
-                // The header has promised this many.
-                bytes[n..].fill(0);
+                let bytes = self.bytes(inode, at, want, &mut lost);
                 at += want as u64;
                 self.report.done.data_bytes += want as u64;
                 self.send(bytes)?;
             }
         }
         let padding = total.wrapping_neg() % BLOCK as u64;
-        if padding > 0 { self.send(vec![0; padding as usize]) } else { Ok(()) }
+        if padding > 0 {
+            self.send(vec![0; padding as usize])?;
+        }
+        if let Some(why) = lost.why {
+            let bytes = lost.bytes;
+            self.fail(path, Error::from(why).at(format!("up to {bytes} bytes could not be read and are zeros")))?;
+        }
+        Ok(true)
     }
 
-    /// The runs of a file that hold data, as start and end.
-    fn runs(&self, inode: &InodeRef, attr: &Attr, path: &[u8]) -> Result<Vec<(u64, u64)>> {
-        let place = |e: oleo_fs::FsError| Error::from(e).at(path.escape_ascii());
+    /// Bytes of a file. If they cannot be read together, each sector that can be read is read by itself. The header has
+    /// promised this many, so bytes that are lost or behind the end are zeros.
+    fn bytes(&self, inode: &InodeRef, at: u64, len: usize, lost: &mut Lost) -> Vec<u8> {
         let fs = self.image.fs();
+        let mut bytes = vec![0; len];
+        let first = match fs.read(inode, at, &mut bytes) {
+            Ok(n) => {
+                bytes[n..].fill(0);
+                return bytes;
+            }
+            Err(error) => error,
+        };
+        if !damage::is_damage(&first) {
+            lost.add(len as u64, first);
+            return vec![0; len];
+        }
+        let sector = fs.engine().sectorsize() as usize;
+        let mut from = at;
+        for part in bytes.chunks_mut(sector) {
+            match fs.read(inode, from, part) {
+                Ok(n) => part[n..].fill(0),
+                Err(error) => {
+                    part.fill(0);
+                    lost.add(part.len() as u64, error);
+                }
+            }
+            from += part.len() as u64;
+        }
+        bytes
+    }
+
+    /// The runs of a file that hold data, as start and end. Extents that cannot be read count as holes.
+    fn runs(&self, inode: &InodeRef, attr: &Attr, lost: &mut Lost) -> Result<Vec<(u64, u64)>> {
+        let fs = self.image.fs();
+        let sector = u64::from(fs.engine().sectorsize());
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let (mut at, mut filled) = (0, 0);
-        while let Some(start) = fs.seek_data(inode, at).map_err(place)?.filter(|&start| start < attr.size) {
-            let end = fs.seek_hole(inode, start).map_err(place)?.unwrap_or(attr.size).min(attr.size);
+        while at < attr.size {
+            let start = match fs.seek_data(inode, at) {
+                Ok(start) => start.filter(|&start| start < attr.size),
+                Err(error) => {
+                    let is_good = |at: u64| at >= attr.size || fs.seek_data(inode, at).is_ok();
+                    let good = next_good(at / sector, |at| at.checked_mul(sector).is_none_or(is_good));
+                    let good = good.and_then(|at| at.checked_mul(sector)).unwrap_or(u64::MAX).min(attr.size);
+                    lost.add(good.saturating_sub(at), error);
+                    at = good;
+                    continue;
+                }
+            };
+            let Some(start) = start else { break };
+            // If the end of the data cannot be found, some of it may still be readable.
+            let end = fs.seek_hole(inode, start).unwrap_or(Some(start.saturating_add(STEP_BYTES as u64)));
+            let end = end.unwrap_or(attr.size).min(attr.size);
             let full = runs.len() >= RUNS_MAX;
             match runs.last_mut() {
+                Some(last) if last.1 == start => last.1 = end,
                 Some(last) if full => {
                     filled += start - last.1;
                     if filled > HOLES_WRITTEN_MAX {
-                        let error = Error::Request(format!("more than {RUNS_MAX} holes; restore it into a directory"));
-                        return Err(error.at(path.escape_ascii()));
+                        return Err(Error::Request(format!("more than {RUNS_MAX} holes; restore it into a directory")));
                     }
                     last.1 = end;
                 }
                 _ => runs.push((start, end)),
             }
-            if end <= at || end >= attr.size {
+            if end <= at {
                 break;
             }
             at = end;
@@ -305,7 +423,9 @@ impl Archive<'_> {
         }
         if matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice) && kind != EntryType::Link {
             let fits = header.set_device_major(attr.rdev.major).and(header.set_device_minor(attr.rdev.minor));
-            fits.map_err(Error::Output)?;
+            if let Err(error) = fits {
+                return self.fail(path, Error::Request(error.to_string()));
+            }
         }
         self.header(header, kind, path, link, size, pax)
     }
@@ -349,6 +469,21 @@ impl Archive<'_> {
         }
         bytes.extend_from_slice(header.as_bytes());
         self.send(bytes)
+    }
+}
+
+/// Bytes of one file that could not be read.
+#[derive(Default)]
+struct Lost {
+    bytes: u64,
+    /// Why the first of them could not.
+    why: Option<FsError>,
+}
+
+impl Lost {
+    fn add(&mut self, bytes: u64, why: FsError) {
+        self.bytes += bytes;
+        self.why.get_or_insert(why);
     }
 }
 
