@@ -10,8 +10,8 @@
 //! Crash: everything here is memory; the last commit is what remains.
 
 use std::sync::Arc;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{OnceLock, Weak};
 
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{ByteLen, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId};
@@ -100,6 +100,8 @@ pub(crate) struct Inner {
     pub(crate) log_disabled: AtomicU64,
     /// The log that a crash left, to be replayed before anything is committed.
     pub(crate) unreplayed_log: Mutex<rank::UnreplayedLog, Option<Arc<UnreplayedLog>>>,
+    /// Set when it is open; see [`Engine::not_read`].
+    pub(crate) not_read: OnceLock<Vec<(&'static str, TxnError)>>,
     /// The generation that operations join now.
     pub(crate) open_generation: AtomicU64,
     /// Something joined or was staged since the last commit.
@@ -410,6 +412,7 @@ impl Inner {
             staged: AtomicU64::new(0),
             log_disabled: AtomicU64::new(0),
             unreplayed_log: Mutex::new(None),
+            not_read: OnceLock::new(),
             open_generation: AtomicU64::new(generation + 1),
             touched: AtomicBool::new(false),
             poisoned_by: RwLock::new(None),

@@ -1,6 +1,6 @@
 //! What can go wrong in a transaction.
 
-use oleo_format::{ByteLen, Class, Classified, Corruption, Logical, TreeId, errno};
+use oleo_format::{ByteLen, Class, Classified, Corruption, ErrorKind, Logical, TreeId, errno};
 use oleo_space::{LoadError, SpaceError};
 use oleo_tree::TreeError;
 use oleo_volume::VolumeError;
@@ -36,6 +36,14 @@ pub enum TxnError {
     /// What is on the volume cannot be written to yet.
     #[error("cannot open for writing: {0}")]
     Refused(String),
+    /// A tree that every change needs cannot be read.
+    #[error("cannot open for writing, only for reading: {name} cannot be read: {source}")]
+    Lost {
+        /// The name of the tree.
+        name: &'static str,
+        /// Why it cannot be read.
+        source: Box<TxnError>,
+    },
     /// This build cannot do it.
     #[error("{0}")]
     NotSupported(String),
@@ -108,6 +116,11 @@ impl Classified for TxnError {
             TxnError::Volume(error) => error.class(),
             TxnError::Space(error) => error.class(),
             TxnError::Load(error) => error.class(),
+            TxnError::Lost { source, .. } => match source.class() {
+                // The tree has no root item.
+                Class { kind: ErrorKind::Refusal, .. } => Class::DAMAGE,
+                class => class,
+            },
             TxnError::NoSpace { .. } => Class::refusal(errno::ENOSPC),
             TxnError::ReadOnly(_) => Class::refusal(errno::EROFS),
             TxnError::Refused(_) | TxnError::NotSupported(_) => Class::refusal(errno::EOPNOTSUPP),
@@ -141,6 +154,7 @@ mod tests {
             Load: LoadError::BadRun { group: at, run }.into() => Class::DAMAGE,
             NoSpace: TxnError::NoSpace { what: "data", wanted: ByteLen(1) } => Class::refusal(errno::ENOSPC),
             ReadOnly: TxnError::ReadOnly("so".into()) => Class::refusal(errno::EROFS),
+            Lost: TxnError::Lost { name: "so", source: Box::new(TxnError::NoTree(tree)) } => Class::DAMAGE,
             Refused: TxnError::Refused("so".into()) => Class::refusal(errno::EOPNOTSUPP),
             NotSupported: TxnError::NotSupported("so".into()) => Class::refusal(errno::EOPNOTSUPP),
             NoTree: TxnError::NoTree(tree) => Class::refusal(errno::ENOENT),

@@ -78,16 +78,34 @@ impl Engine {
         }
         if !opts.read_only {
             refuse_unwritable(inner)?;
+            refuse_lost_trees(inner)?;
+            inner.carry_replace_on()?;
         }
-        tolerant(opts, load_device_stats(inner))?;
-        tolerant(opts, load_groups(inner))?;
-        tolerant(opts, inner.load_quota())?;
+        let loaded = [
+            ("the error counters of devices", load_device_stats(inner)),
+            ("the block groups, and so how much space is used,", load_groups(inner)),
+            ("the quota groups", inner.load_quota()),
+        ];
+        let mut not_read = Vec::new();
+        for (what, loaded) in loaded {
+            match loaded {
+                // Files can be read without them.
+                Err(e) if opts.read_only => not_read.push((what, e)),
+                other => other?,
+            }
+        }
+        let _ = inner.not_read.set(not_read);
         if !opts.read_only {
             let found = unreplayed_log::read(inner)?;
             *inner.unreplayed_log.lock() = found.map(Arc::new);
             inner.root_tree_blocks.store(inner.count_blocks(&root_tree)?, Ordering::Relaxed);
         }
         Ok(engine)
+    }
+
+    /// What could not be read when the volume was opened for reading, and why: it counts as empty.
+    pub fn not_read(&self) -> &[(&'static str, TxnError)] {
+        self.0.not_read.get().map_or(&[], Vec::as_slice)
     }
 }
 
@@ -121,7 +139,25 @@ fn refuse_unwritable(inner: &Inner) -> Result<(), TxnError> {
             return refuse(&format!("{name} cannot be written yet"));
         }
     }
-    inner.carry_replace_on()
+    Ok(())
+}
+
+/// Refuses a volume without a tree that every commit changes: it would accept changes and not be able to save them. Of each
+/// tree one path is read; damage elsewhere in it is found by the commit that needs the block.
+fn refuse_lost_trees(inner: &Inner) -> Result<(), TxnError> {
+    let trees = [
+        (TreeId::EXTENT, "the extent tree", true),
+        (TreeId::CSUM, "the checksum tree", true),
+        (TreeId::DEV, "the device tree", true),
+        (TreeId::BLOCK_GROUP, "the block-group tree", inner.rules.block_group_tree),
+        (TreeId::FREE_SPACE, "the free-space tree", inner.rules.free_space_tree && !inner.rules.free_from_extents),
+        (TreeId::UUID, "the UUID tree", inner.rules.uuid_tree),
+    ];
+    for (tree, name, _) in trees.into_iter().filter(|(_, _, needed)| *needed) {
+        let read = inner.tree(tree).and_then(|tree| Ok(inner.blocks.get(&tree.root, &Key::MIN)?));
+        read.map_err(|source| TxnError::Lost { name, source: Box::new(source) })?;
+    }
+    Ok(())
 }
 
 /// Error counters go on from where the last user left them.

@@ -129,18 +129,16 @@ impl Image {
                 fs.commit()?;
             }
         }
-        notices::of_opened(fs.engine().volume(), &options.on_notice);
+        notices::of_opened(fs.engine(), &options.on_notice);
         let balancer = match Balancer::new(&fs) {
-            Err(_) if options.ignore_bad_trees && !options.writes() => Balancer::idle(&fs),
+            Err(_) if !options.writes() => Balancer::idle(&fs),
             other => other?,
         };
         let balancer = Arc::new(balancer);
         let members = Members::new(&fs, balancer.clone());
         let scrubber = Arc::new(Scrubber::new(&fs));
         let replacer = match Replacer::new(&fs, balancer.clone(), scrubber.clone()) {
-            Err(_) if options.ignore_bad_trees && !options.writes() => {
-                Replacer::idle(&fs, balancer.clone(), scrubber.clone())
-            }
+            Err(_) if !options.writes() => Replacer::idle(&fs, balancer.clone(), scrubber.clone()),
             other => other?,
         };
         if options.writes() {

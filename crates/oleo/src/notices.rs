@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use oleo_txn::Engine;
 use oleo_volume::{LostDevice, Volume, WhyLeftOut};
 
 type Told = Arc<dyn Fn(&str) + Send + Sync>;
@@ -32,7 +33,11 @@ impl fmt::Debug for OnNotice {
 }
 
 /// What is to be said of a volume that was opened.
-pub(crate) fn of_opened(volume: &Volume, tell: &OnNotice) {
+pub(crate) fn of_opened(engine: &Engine, tell: &OnNotice) {
+    let volume = engine.volume();
+    for (what, why) in engine.not_read() {
+        tell.tell(&format!("{what} cannot be read: {why}"));
+    }
     for device in volume.left_out() {
         let (name, devid) = (&device.name, device.devid);
         tell.tell(&match device.why {

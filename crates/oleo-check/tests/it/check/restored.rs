@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use oleo::mkfs::MkfsOptions;
+use oleo::mkfs::{FeatureSet, MkfsOptions};
 use oleo::restore::{RestoreOptions, RestoreReport, restore_to_dir, restore_to_tar};
 use oleo::{Device, Error, ErrorKind, Image, OpenOptions};
 use oleo_format::{DirEntry, FileExtentItem, ItemType, Key, Logical, TreeId};
@@ -221,4 +221,40 @@ fn an_entry_without_an_inode() {
     assert_eq!((report.failed, report.done.files), (1, FILES + 2));
     assert!(failures[0].contains("d/7: ") && failures[0].contains("999999"), "{failures:?}");
     assert_eq!(fs::read(scratch.path().join("out/last")).unwrap(), b"last");
+}
+
+/// Goal: a volume without a tree that each commit changes is not opened for writing, and the error names the tree; for reading
+/// it is opened, with a notice, and all files are restored. Method: the root block of each of these trees is destroyed in turn,
+/// with block groups in the extent tree and in a tree of their own.
+#[test]
+fn trees_that_commits_need() {
+    let groups = |on| MkfsOptions::default().features(FeatureSet::default().block_group_tree(on));
+    for (options, tree, name, notices_want) in [
+        (groups(false), TreeId::EXTENT, "the extent tree", 1),
+        (groups(true), TreeId::EXTENT, "the extent tree", 0),
+        (groups(true), TreeId::BLOCK_GROUP, "the block-group tree", 1),
+        (groups(true), TreeId::DEV, "the device tree", 1),
+        (groups(true), TreeId::FREE_SPACE, "the free-space tree", 0),
+        (groups(true), TreeId::UUID, "the UUID tree", 0),
+        (groups(true), TreeId::CSUM, "the checksum tree", 0),
+    ] {
+        let disk = Disk::new(&options, 1, |image| {
+            image.write("small", b"inline").unwrap();
+            image.write("large", &noise(100_000, 1)).unwrap();
+        });
+        disk.edit_copies(disk.root(tree), usize::MAX, false, |bytes| bytes.fill(0));
+        let devices = || disk.devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
+        let error = Image::from_devices(devices(), &OpenOptions::writing()).err().expect("a refusal");
+        let text = error.to_string();
+        assert!(text.contains(name) && text.contains("only for reading"), "{name}: {text}");
+        assert_eq!(error.kind(), ErrorKind::Corruption, "{text}");
+
+        let notices: Arc<Mutex<Vec<String>>> = Arc::default();
+        let heard = notices.clone();
+        let on_notice = oleo::OnNotice::new(move |line| heard.lock().unwrap().push(line.to_owned()));
+        let image = Image::from_devices(devices(), &OpenOptions::default().on_notice(on_notice)).unwrap();
+        assert_eq!(image.read("small").unwrap(), b"inline", "{name}");
+        assert_eq!(image.read("large").is_ok(), tree != TreeId::CSUM, "{name}");
+        assert_eq!(notices.lock().unwrap().len(), notices_want, "{name}: {:?}", notices.lock().unwrap());
+    }
 }
