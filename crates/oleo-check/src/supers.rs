@@ -1,6 +1,6 @@
 //! Superblocks: compares every mirror of every device with the one the volume was opened with and with the trees.
 
-use oleo_format::{Chunk, DevItem, Key, SUPER_LEN, SuperBlock};
+use oleo_format::{BlockGroupFlags, Chunk, DevItem, Key, SUPER_LEN, SuperBlock};
 use oleo_volume::{Volume, read_mirrors};
 use zerocopy::IntoBytes;
 
@@ -83,13 +83,29 @@ pub(crate) fn check_chunks(cx: &Context<'_>, chunks: &[(Key, Chunk)], dev_items:
             }
             Some((_, of_tree)) if of_tree != chunk => {
                 let place = Place { key: Some(*key), ..Place::default() };
-                cx.error(Kind::SuperSystemChunks, place, "a chunk other than in the chunk tree", "the same");
+                let (have, want) = ("a chunk other than in the chunk tree", "the same");
+                // Fields that have no effect on where the bytes are; nothing else compares them.
+                let hints = Chunk {
+                    owner: of_tree.owner,
+                    io_align: of_tree.io_align,
+                    io_width: of_tree.io_width,
+                    sub_stripes: if chunk.flags.contains(BlockGroupFlags::RAID10) {
+                        chunk.sub_stripes
+                    } else {
+                        of_tree.sub_stripes
+                    },
+                    ..chunk.clone()
+                };
+                match hints == *of_tree {
+                    true => cx.warn(Kind::SuperSystemChunks, place, have, want),
+                    false => cx.error(Kind::SuperSystemChunks, place, have, want),
+                }
             }
             Some(_) => {}
         }
     }
     for (key, chunk) in chunks {
-        let is_system = chunk.flags.contains(oleo_format::BlockGroupFlags::SYSTEM);
+        let is_system = chunk.flags.contains(BlockGroupFlags::SYSTEM);
         if is_system && !array.iter().any(|(k, _)| k == key) {
             let place = Place { key: Some(*key), ..Place::default() };
             cx.error(Kind::SuperSystemChunks, place, "no such chunk", "every system chunk of the chunk tree");

@@ -188,8 +188,11 @@ pub(crate) fn check_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, g
     if record.level != level {
         cx.error(Kind::ExtentLevel, place.clone(), record.level, level);
     }
-    // The kernel and `btrfs check` do not compare them.
-    if record.generation != generation {
+    if record.generation > cx.env.sb.generation.get() {
+        // The kernel refuses the block with the record.
+        cx.error(Kind::ExtentGeneration, place, record.generation, generation);
+    } else if record.generation != generation {
+        // The kernel and `btrfs check` do not compare them.
         cx.warn(Kind::ExtentGeneration, place, record.generation, generation);
     }
 }
@@ -309,7 +312,7 @@ fn chunk_leaf(node: &CheckedNode, out: &mut TreePart) {
 
 fn dev_leaf(node: &CheckedNode, out: &mut TreePart) {
     for (key, item) in node.iter().filter(|(key, _)| key.item_type == ItemType::DEV_EXTENT) {
-        out.dev_extents.extend(DevExtent::parse(item).ok().map(|extent| (key, *extent)));
+        out.dev_extents.extend(DevExtent::parse_start(item).ok().map(|extent| (key, *extent)));
     }
 }
 
@@ -317,7 +320,7 @@ fn free_leaf(node: &CheckedNode, sectorsize: u32, out: &mut TreePart) {
     for (key, item) in node.iter() {
         match key.item_type {
             ItemType::FREE_SPACE_INFO => {
-                if let Ok(info) = FreeSpaceInfo::parse(item) {
+                if let Ok(info) = FreeSpaceInfo::parse_start(item) {
                     out.free.push(FreeItem::Info(key.objectid, key.offset, info.extent_count.get(), info.flags.get()));
                 }
             }

@@ -124,7 +124,6 @@ impl FileExtent {
         let compression = Compression::from_disk(head.compression)
             .ok_or_else(|| Corruption::new("file extent", "compression", head.compression, "0 to 3"))?;
         ensure!(head.encryption == 0, "file extent", "encryption", head.encryption, 0);
-        ensure!(head.other_encoding == 0, "file extent", "other_encoding", head.other_encoding, 0);
         let generation = Generation(head.generation.get());
         let ram_bytes = ByteLen(head.ram_bytes.get());
         if head.r#type == FileExtentItem::INLINE {

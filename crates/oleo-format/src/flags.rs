@@ -462,10 +462,18 @@ pub enum FileType {
     Xattr = 8,
 }
 
+impl InodeFlags {
+    /// All read-only compatible flags, known or not.
+    pub const RO_COMPAT: InodeFlags = InodeFlags::from_bits_retain(0xffff_ffff << 32);
+}
+
 impl FileType {
+    /// A bit beside the type: the name is encrypted (`BTRFS_FT_ENCRYPTED`), which a feature of the volume says, too.
+    const ENCRYPTED: u8 = 0x80;
+
     /// The type with this number.
     pub fn from_disk(value: u8) -> Option<FileType> {
-        Some(match value {
+        Some(match value & !Self::ENCRYPTED {
             0 => FileType::Unknown,
             1 => FileType::RegFile,
             2 => FileType::Dir,

@@ -113,11 +113,10 @@ pub struct UuidItem {
 }
 
 impl UuidItem {
-    /// The list in an item.
-    pub fn parse(item: &[u8]) -> Result<UuidItem, Corruption> {
-        let (numbers, rest) = item.as_chunks::<8>();
-        ensure!(rest.is_empty(), "uuid item", "length", item.len(), "a multiple of 8");
-        Ok(UuidItem { subvols: numbers.iter().map(|n| TreeId(U64::from_bytes(*n).get())).collect() })
+    /// The list in an item; bytes behind the last whole number are ignored, as by the kernel.
+    pub fn parse(item: &[u8]) -> UuidItem {
+        let (numbers, _) = item.as_chunks::<8>();
+        UuidItem { subvols: numbers.iter().map(|n| TreeId(U64::from_bytes(*n).get())).collect() }
     }
 
     /// The item.
@@ -145,11 +144,8 @@ impl QgroupStatus {
     /// The status in an item.
     pub fn parse(item: &[u8]) -> Result<QgroupStatus, Corruption> {
         let (head, rest) = QgroupStatusItem::parse_prefix(item)?;
-        let enable_gen = match rest.len() {
-            0 => None,
-            8 => Some(Generation(U64::from_bytes(rest.try_into().expect("8 bytes")).get())),
-            _ => return Err(Corruption::new("qgroup status", "length", item.len(), "32 or 40")),
-        };
+        // With simple quota; readers take no notice of what is behind it.
+        let enable_gen = rest.first_chunk::<8>().map(|bytes| Generation(u64::from_le_bytes(*bytes)));
         Ok(QgroupStatus {
             version: head.version.get(),
             generation: Generation(head.generation.get()),

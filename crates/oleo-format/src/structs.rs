@@ -32,6 +32,11 @@ macro_rules! on_disk {
                 })
             }
 
+            /// The structure at the start of `bytes`: of items that readers do not require to end with it.
+            pub fn parse_start(bytes: &[u8]) -> Result<&$name, Corruption> {
+                $name::parse_prefix(bytes).map(|(structure, _)| structure)
+            }
+
             /// The structure at the start of `bytes`, and the rest.
             pub fn parse_prefix(bytes: &[u8]) -> Result<(&$name, &[u8]), Corruption> {
                 <$name>::ref_from_prefix(bytes).map_err(|_| {

@@ -250,7 +250,8 @@ fn item(i: &Item<'_>) -> Result<(), Corruption> {
         ItemType::XATTR_ITEM | ItemType::DIR_ITEM | ItemType::DIR_INDEX => files::dir_entries(i),
         ItemType::EXTENT_DATA => files::extent_data(i),
         ItemType::VERITY_DESC_ITEM => files::verity_desc(i),
-        ItemType::ORPHAN_ITEM => i.len_is("orphan item", 0),
+        // The key says everything.
+        ItemType::ORPHAN_ITEM => Ok(()),
         ItemType::DIR_LOG_ITEM | ItemType::DIR_LOG_INDEX => i.len_is("directory log item", 8),
         ItemType::ROOT_ITEM => volume::root_item(i),
         ItemType::ROOT_REF | ItemType::ROOT_BACKREF => volume::root_ref(i),
@@ -271,7 +272,8 @@ fn item(i: &Item<'_>) -> Result<(), Corruption> {
         ItemType::DEV_ITEM => volume::dev_item(i),
         ItemType::DEV_EXTENT => volume::dev_extent(i),
         ItemType::DEV_REPLACE => volume::dev_replace(i),
-        ItemType::PERSISTENT_ITEM => volume::persistent(i),
+        // Device statistics, as many counters as the writer knew.
+        ItemType::PERSISTENT_ITEM => Ok(()),
         ItemType::TEMPORARY_ITEM => volume::temporary(i),
         ItemType::QGROUP_STATUS | ItemType::QGROUP_INFO | ItemType::QGROUP_LIMIT | ItemType::QGROUP_RELATION => {
             volume::qgroup(i)

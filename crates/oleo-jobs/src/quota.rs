@@ -1,6 +1,6 @@
 //! Quota: turning it on and off, recounting, and changing groups. Each change is durable before the call returns.
 
-use oleo_format::TreeId;
+use oleo_format::{TreeId, errno};
 use oleo_fs::Fs;
 use oleo_txn::{Assigned, Claim, Need, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, Staged, TxnError};
 
@@ -134,7 +134,8 @@ pub fn qgroup_change(fs: &Fs, change: QgroupChange, recount: Recount) -> Result<
     Ok(done)
 }
 
-/// Groups of subvolumes that are gone go, together; those that others are in, or that still count something, stay.
+/// Removes the groups of subvolumes that are gone, together; those that others are in, that still count something, or whose
+/// subvolume is still being removed stay.
 ///
 /// # Errors
 /// Quota is off.
@@ -145,5 +146,10 @@ pub fn qgroups_clear_stale(fs: &Fs) -> Result<(), JobError> {
         id.level() == 0 && !there.contains(&TreeId(id.0)) && g.rfer == 0 && g.children.is_empty()
     };
     let stale: Vec<QgroupId> = state.groups.iter().filter(|(id, g)| is_stale(*id, g)).map(|(id, _)| *id).collect();
-    staged(fs, |s| stale.iter().try_for_each(|id| s.qgroup_destroy(*id)))
+    staged(fs, |s| {
+        stale.iter().try_for_each(|id| match s.qgroup_destroy(*id) {
+            Err(TxnError::Qgroup { errno: errno::EBUSY, .. }) => Ok(()),
+            other => other,
+        })
+    })
 }

@@ -39,7 +39,7 @@ impl Inner {
     fn replace_item(&self) -> Result<Option<DevReplaceItem>, TxnError> {
         let Some(dev) = self.trees.get(&self.blocks, TreeId::DEV)? else { return Ok(None) };
         let item = self.blocks.get(&dev.root, &REPLACE_KEY)?;
-        Ok(item.as_deref().map(DevReplaceItem::parse).transpose()?.copied())
+        Ok(item.as_deref().map(DevReplaceItem::parse_start).transpose()?.copied())
     }
 
     /// A replacement that is under way goes on: what is written from now on goes to the target, too.

@@ -239,7 +239,7 @@ impl FreeItems {
         let mut info = None;
         for (key, data) in &items {
             match key.item_type {
-                ItemType::FREE_SPACE_INFO if key.objectid == start.0 && key.offset == len.0 && data.len() == 8 => {
+                ItemType::FREE_SPACE_INFO if key.objectid == start.0 && key.offset == len.0 && data.len() >= 8 => {
                     let word = |at: usize| data.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
                     info = word(0).zip(word(4));
                 }

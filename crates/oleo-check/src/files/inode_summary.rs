@@ -249,7 +249,8 @@ impl InodeSummary {
         }
         if kind == FileType::Symlink {
             let inline = self.run.filter(|run| run.count == 1).and_then(|run| run.inline);
-            if inline != Some(fields.size) && fields.nlink > 0 {
+            // Targets are read up to the size: mkfs.btrfs stores a zero byte behind those of `--rootdir`.
+            if inline.is_none_or(|len| len < fields.size) && fields.nlink > 0 {
                 let have = inline.map_or_else(|| "no inline extent alone".to_owned(), |len| format!("{len} bytes"));
                 c.error(Kind::SymlinkSize, key, have, format_args!("one of {} bytes", fields.size));
             }

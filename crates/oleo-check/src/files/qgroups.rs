@@ -39,7 +39,7 @@ impl Qgroups {
         match key.item_type {
             ItemType::QGROUP_STATUS => self.status = QgroupStatus::parse(data).ok(),
             ItemType::QGROUP_INFO => {
-                if let Ok(info) = QgroupInfoItem::parse(data) {
+                if let Ok(info) = QgroupInfoItem::parse_start(data) {
                     self.infos.insert(key.offset, *info);
                 }
             }

@@ -1,7 +1,8 @@
 //! The UUID tree: leads from the uuid of a subvolume, and from the uuid it was received with, to its number.
 //!
 //! If `uuid_tree_generation` is not that of the superblock, the kernel rebuilds the tree at the next mount; then
-//! nothing here is wrong.
+//! nothing here is wrong. What is wrong is a warning: readers use the tree as a hint (the item of a UUID that many subvolumes
+//! have is full some day, and does not list those made afterwards), and the kernel and `btrfs check` do not verify it.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ impl Uuids {
         if !matches!(key.item_type, ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL) {
             return;
         }
-        for &tree in UuidItem::parse(data).iter().flat_map(|item| &item.subvols) {
+        for tree in UuidItem::parse(data).subvols {
             self.0.insert((key.item_type, key.as_uuid(), tree));
         }
     }
@@ -41,7 +42,8 @@ impl Uuids {
         }
         for &(item_type, uuid, tree) in want.difference(&self.0) {
             let key = Key::uuid(uuid, item_type);
-            c.error(Kind::UuidMissing, key, "no entry", format_args!("subvolume {tree}, whose uuid is {uuid}"));
+            let want = format_args!("subvolume {tree}, whose uuid is {uuid}");
+            c.warning(Kind::UuidMissing, key, "no entry", want);
         }
         for &(item_type, uuid, tree) in self.0.difference(&want) {
             // A subvolume that is being deleted needs no entry and may have one.
@@ -49,7 +51,7 @@ impl Uuids {
                 continue;
             }
             let key = Key::uuid(uuid, item_type);
-            c.error(Kind::UuidStale, key, format_args!("subvolume {tree}"), format_args!("one whose uuid is {uuid}"));
+            c.warning(Kind::UuidStale, key, format_args!("subvolume {tree}"), format_args!("one whose uuid is {uuid}"));
         }
     }
 }

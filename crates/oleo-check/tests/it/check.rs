@@ -8,3 +8,4 @@ mod kit;
 mod rare;
 mod restored;
 mod sound;
+mod tolerated;

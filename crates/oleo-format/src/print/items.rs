@@ -94,7 +94,7 @@ fn describe_volume(key: &Key, data: &[u8], rules: &NodeRules, out: &mut Vec<Stri
             }
         }
         ItemType::FREE_SPACE_INFO => {
-            let i = FreeSpaceInfo::parse(data)?;
+            let i = FreeSpaceInfo::parse_start(data)?;
             out.push(format!("free space info extent count {} flags {}", i.extent_count, i.flags));
         }
         ItemType::FREE_SPACE_EXTENT => out.push("free space extent".to_owned()),
@@ -102,7 +102,7 @@ fn describe_volume(key: &Key, data: &[u8], rules: &NodeRules, out: &mut Vec<Stri
         ItemType::CHUNK_ITEM => out.extend(chunk(&Chunk::parse(data)?)),
         ItemType::DEV_ITEM => device(DevItem::parse(data)?, out),
         ItemType::DEV_EXTENT => {
-            let e = DevExtent::parse(data)?;
+            let e = DevExtent::parse_start(data)?;
             out.push(format!("dev extent chunk_tree {}", e.chunk_tree));
             let (objectid, offset) = (e.chunk_objectid, e.chunk_offset);
             out.push(format!("chunk_objectid {objectid} chunk_offset {offset} length {}", e.length));
@@ -118,14 +118,14 @@ fn describe_volume(key: &Key, data: &[u8], rules: &NodeRules, out: &mut Vec<Stri
         ItemType::REMAP_BACKREF => out.push(format!("remap backref address {}", RemapItem::parse(data)?.address)),
         ItemType::QGROUP_STATUS | ItemType::QGROUP_INFO | ItemType::QGROUP_LIMIT => quota(key, data, out)?,
         ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => {
-            out.extend(UuidItem::parse(data)?.subvols.iter().map(|id| format!("subvol_id {id}")));
+            out.extend(UuidItem::parse(data).subvols.iter().map(|id| format!("subvol_id {id}")));
         }
         ItemType::PERSISTENT_ITEM => persistent(key, data, out),
-        ItemType::TEMPORARY_ITEM if key.objectid == Key::BALANCE => balance(BalanceItem::parse(data)?, out),
+        ItemType::TEMPORARY_ITEM if key.objectid == Key::BALANCE => balance(BalanceItem::parse_start(data)?, out),
         ItemType::TEMPORARY_ITEM => {
             out.push(format!("temporary item objectid {} offset {}", tree_name(TreeId(key.objectid)), key.offset));
         }
-        ItemType::DEV_REPLACE => dev_replace(DevReplaceItem::parse(data)?, out),
+        ItemType::DEV_REPLACE => dev_replace(DevReplaceItem::parse_start(data)?, out),
         ItemType::STRING_ITEM => out.push(format!("item data {}", text(data))),
         ItemType(0) if key.objectid == Key::FREE_SPACE => {
             let h = FreeSpaceHeader::parse(data)?;
@@ -288,13 +288,13 @@ fn quota(key: &Key, data: &[u8], out: &mut Vec<String>) -> Result<(), Corruption
             }
         }
         ItemType::QGROUP_INFO => {
-            let i = QgroupInfoItem::parse(data)?;
+            let i = QgroupInfoItem::parse_start(data)?;
             out.push(format!("generation {}", i.generation));
             out.push(format!("referenced {} referenced_compressed {}", i.rfer, i.rfer_cmpr));
             out.push(format!("exclusive {} exclusive_compressed {}", i.excl, i.excl_cmpr));
         }
         _ => {
-            let l = QgroupLimitItem::parse(data)?;
+            let l = QgroupLimitItem::parse_start(data)?;
             out.push(format!("flags {:x}", l.flags.get()));
             out.push(format!("max_referenced {} max_exclusive {}", l.max_rfer, l.max_excl));
             out.push(format!("rsv_referenced {} rsv_exclusive {}", l.rsv_rfer, l.rsv_excl));

@@ -167,7 +167,7 @@ fn of_volume(k: &Key, data: &[u8], rules: &NodeRules) -> Result<Option<Value>, C
             map.insert("flag_names".to_owned(), group_type(g.group_flags()).split('|').collect());
             map.into()
         }
-        ItemType::FREE_SPACE_INFO => numbers!(FreeSpaceInfo::parse(data)?, extent_count flags).into(),
+        ItemType::FREE_SPACE_INFO => numbers!(FreeSpaceInfo::parse_start(data)?, extent_count flags).into(),
         ItemType::FREE_SPACE_BITMAP => {
             let runs = bitmap_runs(Logical(k.objectid), data, rules.sectorsize);
             runs.iter().map(|(at, len)| json!({ "start": at.0, "length": len.0 })).collect()
@@ -175,7 +175,7 @@ fn of_volume(k: &Key, data: &[u8], rules: &NodeRules) -> Result<Option<Value>, C
         ItemType::CHUNK_ITEM => chunk(&Chunk::parse(data)?),
         ItemType::DEV_ITEM => device(DevItem::parse(data)?),
         ItemType::DEV_EXTENT => {
-            let e = DevExtent::parse(data)?;
+            let e = DevExtent::parse_start(data)?;
             let mut map = numbers!(e, chunk_tree chunk_objectid chunk_offset length);
             map.insert("chunk_tree_uuid".to_owned(), uuid(e.chunk_tree_uuid));
             map.into()
@@ -193,22 +193,22 @@ fn of_volume(k: &Key, data: &[u8], rules: &NodeRules) -> Result<Option<Value>, C
             })
         }
         ItemType::QGROUP_INFO => {
-            numbers!(QgroupInfoItem::parse(data)?, generation rfer rfer_cmpr excl excl_cmpr).into()
+            numbers!(QgroupInfoItem::parse_start(data)?, generation rfer rfer_cmpr excl excl_cmpr).into()
         }
         ItemType::QGROUP_LIMIT => {
-            numbers!(QgroupLimitItem::parse(data)?, flags max_rfer max_excl rsv_rfer rsv_excl).into()
+            numbers!(QgroupLimitItem::parse_start(data)?, flags max_rfer max_excl rsv_rfer rsv_excl).into()
         }
         ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => {
-            let subvols: Vec<u64> = UuidItem::parse(data)?.subvols.iter().map(|id| id.0).collect();
+            let subvols: Vec<u64> = UuidItem::parse(data).subvols.iter().map(|id| id.0).collect();
             json!({ "uuid": k.as_uuid().to_string(), "subvols": subvols })
         }
         ItemType::PERSISTENT_ITEM if k.objectid == Key::DEV_STATS => {
             let counts = data.as_chunks::<8>().0.iter().map(|n| Value::from(u64::from_le_bytes(*n)));
             DEV_STATS.iter().map(|name| (*name).to_owned()).zip(counts).collect::<Map<_, _>>().into()
         }
-        ItemType::TEMPORARY_ITEM if k.objectid == Key::BALANCE => balance(BalanceItem::parse(data)?),
+        ItemType::TEMPORARY_ITEM if k.objectid == Key::BALANCE => balance(BalanceItem::parse_start(data)?),
         ItemType::DEV_REPLACE => {
-            let r = DevReplaceItem::parse(data)?;
+            let r = DevReplaceItem::parse_start(data)?;
             numbers!(r, src_devid cursor_left cursor_right cont_reading_from_srcdev_mode replace_state time_started time_stopped
                 num_write_errors num_uncorrectable_read_errors)
             .into()

@@ -97,6 +97,11 @@ impl<'a> Attrs<'a> {
     fn path(&self) -> Result<&'a [u8], Corruption> {
         self.bytes(AttrKind::Path)
     }
+    /// A symbolic link's target, which ends at its first zero byte: the kernel sends those that `mkfs.btrfs` stored behind it.
+    fn target(&self) -> Result<&'a [u8], Corruption> {
+        let bytes = self.bytes(AttrKind::PathLink)?;
+        Ok(bytes.split(|&b| b == 0).next().unwrap_or(bytes))
+    }
     /// The value, or its default.
     fn u64_or(&self, kind: AttrKind, absent: u64) -> Result<u64, Corruption> {
         if self.get(kind).is_none() { Ok(absent) } else { self.u64(kind) }
@@ -137,7 +142,7 @@ impl<'a> Command<'a> {
             K::MkNod => {
                 Command::MkNod { path, ino: a.u64_or(A::Ino, 0)?, mode: a.u64(A::Mode)?, rdev: a.u64(A::Rdev)? }
             }
-            K::Symlink => Command::Symlink { path, ino: a.u64_or(A::Ino, 0)?, target: a.bytes(A::PathLink)? },
+            K::Symlink => Command::Symlink { path, ino: a.u64_or(A::Ino, 0)?, target: a.target()? },
             K::Rename => Command::Rename { path, to: a.bytes(A::PathTo)? },
             K::Link => Command::Link { path, target: a.bytes(A::PathLink)? },
             K::Unlink => Command::Unlink { path },

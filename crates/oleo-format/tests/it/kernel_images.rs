@@ -36,7 +36,7 @@ fn again(key: &Key, item: &[u8]) -> Option<Vec<u8>> {
         }
         ItemType::ROOT_REF | ItemType::ROOT_BACKREF => RootRefEntry::parse(item).unwrap().encode(),
         ItemType::ROOT_ITEM => RootItem::decode(item).unwrap().encode(),
-        ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => UuidItem::parse(item).unwrap().encode(),
+        ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => UuidItem::parse(item).encode(),
         ItemType::QGROUP_STATUS => QgroupStatus::parse(item).unwrap().encode(),
         _ => return None,
     })

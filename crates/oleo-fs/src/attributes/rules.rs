@@ -15,6 +15,7 @@ const IMMUTABLE: FsError = FsError::NotPermitted("it is immutable");
 const SEALED: FsError = FsError::NotPermitted("it is protected by fs-verity");
 const READ_ONLY: FsError = FsError::Denied("it is marked as read-only");
 const APPEND_ONLY: FsError = FsError::NotPermitted("it is append-only");
+const UNKNOWN: FsError = FsError::NotSupported("changes of inodes with unknown read-only flags");
 
 fn flags(of: &InodeFields) -> InodeFlags {
     InodeFlags::from_bits_retain(of.flags)
@@ -35,8 +36,15 @@ pub(crate) fn content(file: &InodeFields) -> Result<(), FsError> {
     if flags(file).contains(InodeFlags::RO_VERITY) { Err(SEALED) } else { held(file) }
 }
 
+/// All flags that forbid changes are known.
+fn known(of: &InodeFields) -> Result<(), FsError> {
+    let unknown = flags(of).intersection(InodeFlags::RO_COMPAT).difference(InodeFlags::RO_VERITY);
+    if unknown.is_empty() { Ok(()) } else { Err(UNKNOWN) }
+}
+
 /// What it holds may change: bytes, entries, attributes of users.
 pub(crate) fn held(by: &InodeFields) -> Result<(), FsError> {
+    known(by)?;
     if flags(by).contains(InodeFlags::READONLY) { Err(READ_ONLY) } else { Ok(()) }
 }
 
@@ -54,6 +62,7 @@ pub(crate) fn take_entry(dir: &InodeFields) -> Result<(), FsError> {
 
 /// It may change in ways that take nothing away: more space for a file, a newer time.
 pub(crate) fn grow(of: &InodeFields) -> Result<(), FsError> {
+    known(of)?;
     if flags(of).contains(InodeFlags::IMMUTABLE) { Err(IMMUTABLE) } else { Ok(()) }
 }
 

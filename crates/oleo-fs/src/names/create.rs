@@ -18,13 +18,12 @@ use crate::attributes::{Attr, FileKind, MODE_SETGID, NewInode, NewKind, Times, a
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
 use crate::items::refs;
+use crate::names::TARGET_MAX;
 use crate::names::link::{check_dir, name_need, stamp};
 use crate::object::{Inode, InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
 use crate::options::Time;
 use oleo_tree::ItemBytes;
 
-/// Bytes of a symbolic link's target: those of a path, less the zero byte that system calls add.
-const TARGET_MAX: usize = 4095;
 /// Permission bits.
 const PERMISSIONS: u32 = 0o777;
 

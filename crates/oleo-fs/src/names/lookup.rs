@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use oleo_format::{FileExtentHead, Ino, ItemType, TreeId};
+use oleo_format::{Ino, ItemType, TreeId};
 
 use crate::FsError;
 use crate::attributes::{Attr, FileKind};
 use crate::fs::Fs;
 use crate::items::dir::{self, DirEntryInfo, Target};
 use crate::items::refs::{self, NameOf};
-use crate::names::RETRIES_MAX;
+use crate::names::{RETRIES_MAX, TARGET_MAX};
 use crate::object::{Inode, InodeFields, InodeRef, Items, ReadGuard};
 
 /// Symbolic links that one path may go through (what Linux allows).
@@ -20,8 +20,6 @@ const PATH_MAX: usize = 41 * 4096;
 const DEPTH_MAX: usize = 4096;
 /// Bytes of all paths of an inode, at most.
 const PATHS_BYTES_MAX: usize = 64 << 20;
-/// The type of a file extent whose bytes are in the item (`BTRFS_FILE_EXTENT_INLINE`).
-const INLINE: u8 = 0;
 /// Permissions of the empty directory in place of a subvolume that is elsewhere.
 const EMPTY_SUBVOL_DIR_MODE: u32 = 0o040_755;
 
@@ -228,25 +226,26 @@ impl Fs {
         Ok(at)
     }
 
-    /// The target of a symbolic link.
+    /// The target of a symbolic link: its content up to the size in the inode, or to the first zero byte. There may be more in
+    /// the item than that.
     pub fn read_link(&self, link: &InodeRef) -> Result<Vec<u8>, FsError> {
-        if link.read().fields().kind() != FileKind::Symlink {
-            return Err(FsError::Invalid("not a symbolic link"));
+        let size = {
+            let guard = link.read();
+            guard.alive()?;
+            if guard.fields().kind() != FileKind::Symlink {
+                return Err(FsError::Invalid("not a symbolic link"));
+            }
+            guard.fields().size
+        };
+        let mut target = vec![0; size.min(TARGET_MAX as u64) as usize];
+        self.read(link, 0, &mut target)?;
+        let len = target.iter().position(|&b| b == 0).unwrap_or(target.len());
+        target.truncate(len);
+        if target.is_empty() {
+            let at = link.key(ItemType::EXTENT_DATA, 0);
+            return Err(FsError::corrupt("symbolic link", at, "target", "none", "1 byte at least"));
         }
-        let guard = link.read();
-        guard.alive()?;
-        let at = link.key(ItemType::EXTENT_DATA, 0);
-        let item = guard
-            .get(ItemType::EXTENT_DATA, 0)?
-            .ok_or_else(|| FsError::corrupt("symbolic link", at, "target", "missing", "an inline extent"))?;
-        let (head, target) = FileExtentHead::parse_prefix(&item)?;
-        if head.r#type != INLINE {
-            return Err(FsError::corrupt("symbolic link", at, "extent type", head.r#type, INLINE));
-        }
-        if head.compression != 0 {
-            return Err(FsError::NotSupported("compressed targets of symbolic links"));
-        }
-        Ok(target.to_vec())
+        Ok(target)
     }
 }
 

@@ -41,7 +41,8 @@ pub struct InodeFields {
 }
 
 pub(crate) fn time_of(t: &Timespec) -> Time {
-    Time { sec: t.seconds(), nsec: t.nsec.get() }
+    // The kernel does not check it; system calls refuse more.
+    Time { sec: t.seconds(), nsec: t.nsec.get().min(999_999_999) }
 }
 
 pub(crate) fn timespec_of(t: Time) -> Timespec {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use oleo_format::{Generation, ItemType};
+use oleo_format::{Generation, ItemType, item_len_max};
 use oleo_lock::{RwLockReadGuard, RwLockWriteGuard, rank};
 use oleo_tree::ItemBytes;
 
@@ -97,6 +97,8 @@ impl ItemsMut for WriteGuard<'_> {
         if !self.may_change() {
             return;
         }
+        // The commit could not save it: an operation that lets an item grow has to refuse before it changes anything.
+        debug_assert!(v.len() <= item_len_max(self.inode.core().engine().nodesize()), "{t:?} {offset} outgrows a leaf");
         self.touch();
         self.note(h, (t, offset));
         if t == ItemType::EXTENT_DATA {

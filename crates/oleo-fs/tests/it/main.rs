@@ -16,6 +16,7 @@ mod in_steps;
 mod log_kernel;
 mod many_subvolumes;
 mod names_model;
+mod overflow;
 mod placement;
 mod posix;
 mod promises;

@@ -183,7 +183,7 @@ impl Balancer {
         let mut state = State::default();
         if let Some(bytes) = read_item(fs)? {
             state.phase = Phase::Paused;
-            match BalanceItem::parse(&bytes).map_err(|e| e.to_string()).and_then(BalanceArgs::from_item) {
+            match BalanceItem::parse_start(&bytes).map_err(|e| e.to_string()).and_then(BalanceArgs::from_item) {
                 Ok(args) => state.args = Some(args),
                 Err(why) => state.unknown = Some(why),
             }

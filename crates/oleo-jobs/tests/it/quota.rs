@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use oleo_format::{QgroupStatusFlags, TreeId};
+use oleo_format::{Classified, QgroupStatusFlags, TreeId, errno};
 use oleo_fs::data::{CloneRange, KeepSize};
 use oleo_fs::{Fs, NewInode, NewKind, NewSubvol};
-use oleo_jobs::{QgroupChange, Recount, qgroup_change, quota, quota_enable, quota_rescan};
+use oleo_jobs::{QgroupChange, Recount, qgroup_change, qgroups_clear_stale, quota, quota_enable, quota_rescan};
 use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{QgroupId, QgroupLimit};
@@ -133,6 +133,56 @@ fn large_shared_tree_goes_in_bounded_steps() -> anyhow::Result<()> {
         must_be_exact(&fs, &format!("{what}, after the kernel"))?;
         drop(fs);
         oracle.must_be_sound(&[&image], &format!("{what}, after the kernel"))?;
+    }
+    Ok(())
+}
+
+/// Goal: the group of a deleted subvolume cannot be destroyed, nor is it cleared as stale, until the subvolume is gone and that is
+/// counted; so the groups above it stay exact. Method: a snapshot that shares most of its tree, in a group with its source, is
+/// dropped in small steps with an attempt after each, without commits in between and with; at the end the kernel counts.
+#[test]
+fn a_group_outlives_its_subvolume() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for commits in [false, true] {
+        let what = format!("commits: {commits}");
+        let scratch = oracle.scratch()?;
+        let image = scratch.image("quota", 512 << 20)?;
+        let (fs, [source, snapshot]) = large(oracle, &image, "16384")?;
+        let (above, id) = (QgroupId::new(1, 0), QgroupId::of(snapshot));
+        qgroup_change(&fs, QgroupChange::Assign(QgroupId::of(source), above), Recount::Now)?;
+        qgroup_change(&fs, QgroupChange::Assign(id, above), Recount::Now)?;
+        let root = fs.root(source)?;
+        for n in (0..LARGE_FILES).step_by(50) {
+            fs.unlink(&root, format!("file-{n:05}").as_bytes())?;
+        }
+        drop(root);
+        fs.sync()?;
+        must_be_exact(&fs, &what)?;
+        let destroy = || qgroup_change(&fs, QgroupChange::Destroy(id), Recount::Now).map_err(|e| e.class().errno);
+        assert_eq!(destroy(), Err(errno::EBUSY), "{what}: it lives");
+        fs.subvol_delete(snapshot)?;
+        assert_eq!(destroy(), Err(errno::EBUSY), "{what}: it was deleted");
+        let mut steps = 0;
+        while !fs.engine().dead_trees()?.is_empty() {
+            fs.clean(40)?;
+            // After the last step, too: the tree is gone, and that is not counted yet.
+            assert_eq!(destroy(), Err(errno::EBUSY), "{what}: step {steps}");
+            if commits && !fs.engine().dead_trees()?.is_empty() {
+                qgroups_clear_stale(&fs)?;
+                assert!(quota(&fs).expect("on").groups.iter().any(|(group, _)| *group == id), "{what}: step {steps}");
+                must_be_exact(&fs, &format!("{what}: step {steps}"))?;
+            }
+            steps += 1;
+        }
+        assert!(steps > 5, "{what}: {steps} steps");
+        fs.sync()?;
+        assert_eq!(destroy(), Err(errno::ENOENT), "{what}: it went with its subvolume");
+        while fs.clean(1000)? {}
+        must_be_exact(&fs, &format!("{what}: at the end"))?;
+        drop(fs);
+        oracle.must_be_sound(&[&image], &what)?;
+        let (before, after) = kernel_counts(oracle, &image, &what)?;
+        assert_eq!(before, after, "{what}: ours | the kernel's rescan");
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use oleo_format::stream::Command;
 use oleo_format::{Corruption, FileExtent, Ino, InodeFlags, ItemType, Key, Timespec};
 use oleo_fs::InodeFields;
+use oleo_fs::data::unpack_inline;
 use oleo_fs::{FileKind, Rdev};
 use oleo_txn::CsumCheck;
 
@@ -90,7 +91,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
                 self.emit(&Command::MkNod { path, ino, mode: u64::from(mode), rdev })?;
             }
             FileKind::Symlink => {
-                let target = self.link_target(ino)?;
+                let target = self.link_target(ino, head.now.size)?;
                 self.emit(&Command::Symlink { path, ino, target: &target })?;
             }
             FileKind::Dir | FileKind::Unknown => {
@@ -106,26 +107,49 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
         Ok(())
     }
 
-    fn link_target(&self, ino: u64) -> Result<Vec<u8>, SendError> {
+    /// The target of a symbolic link: the bytes in the item up to the size in the inode, or to the first zero byte.
+    fn link_target(&self, ino: u64, size: u64) -> Result<Vec<u8>, SendError> {
         let lie = |have: &str| {
             Corruption::new("symbolic link", "target", have, "1 to 4095 bytes in the item")
                 .within(format!("inode {ino}"))
         };
         let key = Key::new(ino, ItemType::EXTENT_DATA, 0);
         let item = self.sides.blocks.get(&self.sides.new, &key)?.ok_or_else(|| lie("none"))?;
-        match FileExtent::parse(&item)? {
-            FileExtent::Inline { data, .. } if (1..4096).contains(&data.len()) => Ok(data),
-            _ => Err(lie("another").into()),
-        }
+        let FileExtent::Inline { ram_bytes, compression, data, .. } = FileExtent::parse(&item)? else {
+            return Err(lie("an extent on disk").into());
+        };
+        let sectorsize = self.contents.engine.sectorsize();
+        let mut target = unpack_inline(Ino(ino), compression, &data, ram_bytes.0, sectorsize)?;
+        target.truncate(usize::try_from(size).unwrap_or(usize::MAX));
+        let len = target.iter().position(|&b| b == 0).unwrap_or(target.len());
+        target.truncate(len);
+        if (1..4096).contains(&target.len()) { Ok(target) } else { Err(lie(&format!("{} bytes", target.len())).into()) }
     }
 
-    /// Sets and removes the attributes that differ, of those that `which` takes.
-    fn xattrs(&mut self, path: &[u8], old: &Part, new: &Part, which: impl Fn(&[u8]) -> bool) -> Result<(), SendError> {
+    /// Removes the attributes that are gone, of those that `which` takes.
+    fn gone_xattrs(
+        &mut self,
+        path: &[u8],
+        old: &Part,
+        new: &Part,
+        which: impl Fn(&[u8]) -> bool,
+    ) -> Result<(), SendError> {
         for (name, _) in old.xattrs.iter().filter(|(name, _)| which(name)) {
             if !new.xattrs.iter().any(|(other, _)| other == name) {
                 self.emit(&Command::RemoveXattr { path, name })?;
             }
         }
+        Ok(())
+    }
+
+    /// Sets the attributes that are new or have another value, of those that `which` takes.
+    fn new_xattrs(
+        &mut self,
+        path: &[u8],
+        old: &Part,
+        new: &Part,
+        which: impl Fn(&[u8]) -> bool,
+    ) -> Result<(), SendError> {
         for xattr in new.xattrs.iter().filter(|(name, _)| which(name)) {
             if !old.xattrs.contains(xattr) {
                 self.set_xattr(path, xattr)?;
@@ -158,7 +182,9 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
             self.emit(&Command::Chmod { path, mode: u64::from(now.mode & 0o7777) })?;
         }
         let is_dir = kind == FileKind::Dir;
-        self.xattrs(path, &head.old, &head.new, |name| is_dir || !name.starts_with(PROPERTIES))?;
+        // Those of files are removed before the data is written.
+        self.gone_xattrs(path, &head.old, &head.new, |_| is_dir)?;
+        self.new_xattrs(path, &head.old, &head.new, |name| is_dir || !name.starts_with(PROPERTIES))?;
         let reported = head.new.xattrs.iter().any(|x| x.0 == CAPABILITY && !head.old.xattrs.contains(x));
         if (owner || written)
             && before.is_some()
@@ -273,7 +299,9 @@ impl InodeVisitor for Inodes<'_, '_, '_, '_> {
             self.make(&head, &path)?;
             self.early_flags(&path, &head.now)?;
         }
-        self.xattrs(&path, &head.old, &head.new, |name| name.starts_with(PROPERTIES))?;
+        // A receiver that writes to a file, or changes its owner, loses its capabilities, and then cannot remove them.
+        self.gone_xattrs(&path, &head.old, &head.new, |_| true)?;
+        self.new_xattrs(&path, &head.old, &head.new, |name| name.starts_with(PROPERTIES))?;
         if kind != FileKind::File {
             self.finish(&path, &head, false)?;
             return Ok(false);

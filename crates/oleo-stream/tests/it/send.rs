@@ -3,6 +3,7 @@
 mod bytes;
 mod common;
 mod damage;
+mod links;
 mod named;
 mod other;
 mod roundtrip;

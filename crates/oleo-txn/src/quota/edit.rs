@@ -155,16 +155,24 @@ impl Staged<'_> {
         })
     }
 
-    /// Takes a group away that nothing is in; one of level 0 when its subvolume is gone.
+    /// Removes a group without members; one of level 0 when its subvolume is gone. As long as a deleted subvolume is being
+    /// dropped, and until the commit that counts the end of it, the groups that its group is in lose with it what it still has.
     pub fn qgroup_destroy(&mut self, id: QgroupId) -> Result<(), TxnError> {
-        let lives = id.level() == 0
-            && self.inner().trees.get(&self.inner().blocks, TreeId(id.0))?.is_some_and(|state| state.is_alive());
+        let (mut lives, mut goes) = (false, false);
+        if id.level() == 0 {
+            let inner = self.inner();
+            let state = inner.trees.get(&inner.blocks, TreeId(id.0))?;
+            lives = state.as_ref().is_some_and(TreeState::is_alive);
+            let notes = inner.quota.notes.lock();
+            goes = state.is_some() || notes.dropped.iter().any(|state| state.root.tree.0 == id.0);
+        }
         self.edit(|table, changes| {
             let group = table.groups.get(&id).ok_or_else(|| refused(ENOENT, format!("no group {id}")))?;
             let owns = table.is_simple() && id.level() == 0 && group.rfer > 0;
-            if lives || owns || !group.children.is_empty() {
+            if goes || owns || !group.children.is_empty() {
                 let why = match () {
                     () if lives => "its subvolume is there",
+                    () if goes => "its subvolume is being removed (subvolume sync waits for that)",
                     () if owns => "others share what its subvolume wrote",
                     () => "others are in it",
                 };

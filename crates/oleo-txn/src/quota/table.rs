@@ -127,12 +127,12 @@ impl Table {
             match key.item_type {
                 ItemType::QGROUP_STATUS => status = Some(QgroupStatus::parse(item)?),
                 ItemType::QGROUP_INFO => {
-                    let info = QgroupInfoItem::parse(item)?;
+                    let info = QgroupInfoItem::parse_start(item)?;
                     let group = groups.entry(id).or_default();
                     (group.rfer, group.excl) = (info.rfer.get(), info.excl.get());
                 }
                 ItemType::QGROUP_LIMIT => {
-                    groups.entry(id).or_default().limit = QgroupLimit::of(QgroupLimitItem::parse(item)?);
+                    groups.entry(id).or_default().limit = QgroupLimit::of(QgroupLimitItem::parse_start(item)?);
                 }
                 ItemType::QGROUP_RELATION => relations.push((QgroupId(key.objectid), id)),
                 _ => {}

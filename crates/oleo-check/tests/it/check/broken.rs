@@ -237,7 +237,7 @@ fn blocks_that_contradict_their_parents() {
     });
     disk.edit_block(leaf, |bytes| header(bytes).generation = future.into());
     edit_record(&disk, leaf, |record| record.generation = oleo_format::Generation(future));
-    expect(&disk, &[Kind::BlockFuture]);
+    expect(&disk, &[Kind::BlockFuture, Kind::ExtentGeneration]);
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn a_shared_inode_is_reported_once() {
         (b"7", Kind::ItemGeneration, |i| i.transid = 1000.into()),
         (b"a", Kind::DirSize, |i| i.size = 3.into()),
         (b"extents", Kind::FileBytes, |i| i.nbytes = 4096.into()),
-        (b"symlink", Kind::SymlinkSize, |i| i.size = 3.into()),
+        (b"symlink", Kind::SymlinkSize, |i| i.size = 30.into()),
         (b"symlink", Kind::InodeFlags, |i| i.flags = InodeFlags::APPEND.bits().into()),
         (b"7", Kind::Verity, |i| i.flags = InodeFlags::RO_VERITY.bits().into()),
     ];

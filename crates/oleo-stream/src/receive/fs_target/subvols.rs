@@ -76,17 +76,33 @@ impl FsTarget {
     /// subvolume itself names the first sender's UUID but its own transaction, so the transaction only decides which of
     /// several is best. The subvolume must not have changed since it was sent.
     pub(super) fn find_subvol(&self, uuid: Uuid, ctransid: u64) -> Result<Option<TreeId>, ApplyError> {
-        let open = self.open.as_ref().map(|open| open.root.tree());
-        let info = |ids: Vec<TreeId>| -> Result<Vec<SubvolInfo>, FsError> {
-            ids.into_iter().filter(|id| Some(*id) != open).map(|id| self.fs.subvol_info(id)).collect()
-        };
-        let mut received = info(self.fs.find_uuid(uuid, UuidKind::Received)?)?;
-        received.retain(|subvol| subvol.read_only);
-        if let Some(best) = received.iter().max_by_key(|s| (s.stransid == ctransid, s.otransid, s.id)) {
+        let best =
+            |received: Vec<SubvolInfo>| received.into_iter().max_by_key(|s| (s.stransid == ctransid, s.otransid, s.id));
+        let best_listed = best(self.unchanged(self.fs.find_uuid(uuid, UuidKind::Received)?)?);
+        if let Some(exact) = best_listed.filter(|subvol| subvol.stransid == ctransid) {
+            return Ok(Some(exact.id));
+        }
+        // The UUID tree does not list all of them if there are thousands.
+        if let Some(best) = best(self.unchanged(self.fs.find_uuid_in_roots(uuid, UuidKind::Received)?)?) {
             return Ok(Some(best.id));
         }
-        let own = info(self.fs.find_uuid(uuid, UuidKind::Own)?)?;
-        Ok(own.iter().find(|subvol| subvol.read_only && subvol.ctransid == ctransid).map(|subvol| subvol.id))
+        let own = self.unchanged(self.fs.find_uuid_in_roots(uuid, UuidKind::Own)?)?;
+        Ok(own.iter().find(|subvol| subvol.ctransid == ctransid).map(|subvol| subvol.id))
+    }
+
+    /// Those of some subvolumes that are read-only, and not the one that is being received.
+    fn unchanged(&self, ids: Vec<TreeId>) -> Result<Vec<SubvolInfo>, FsError> {
+        let open = self.open.as_ref().map(|open| open.root.tree());
+        let mut found = Vec::with_capacity(ids.len());
+        for id in ids.into_iter().filter(|id| Some(*id) != open) {
+            match self.fs.subvol_info(id) {
+                Ok(info) if info.read_only => found.push(info),
+                // One that has been deleted may still be listed.
+                Ok(_) | Err(FsError::NotFound | FsError::Stale) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(found)
     }
 
     pub(super) fn reopen_subvol(&mut self, new: &Begin<'_>) -> Result<Found, ApplyError> {

@@ -394,6 +394,33 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        // The receiver's own changes take the capabilities away, too.
+        name: "capabilities are lost",
+        before: |t| {
+            for name in ["owner", "written", "truncated", "cloned", "removed", "small"] {
+                random(&t.join(name), if name == "small" { 300 } else { 5000 })?;
+                set_xattr(&t.join(name), b"security.capability", &CAPABILITY)?;
+                set_xattr(&t.join(name), b"user.other", b"1")?;
+            }
+            random(&t.join("source"), 8192)
+        },
+        after: |t| {
+            std::os::unix::fs::chown(t.join("owner"), Some(1000), Some(1001))?;
+            overwrite(&t.join("written"), 100, 200, 9)?;
+            overwrite(&t.join("small"), 0, 100, 9)?;
+            OpenOptions::new().write(true).open(t.join("truncated"))?.set_len(100)?;
+            clone_range(t, "source", 0, 4096, "cloned", 0)?;
+            rustix::fs::removexattr(t.join("removed"), "security.capability")?;
+            std::os::unix::fs::chown(t.join("removed"), Some(1000), Some(1001))?;
+            for name in ["owner", "written", "truncated", "cloned", "removed", "small"] {
+                let left = rustix::fs::getxattr(t.join(name), "security.capability", &mut [0u8; 64]);
+                anyhow::ensure!(left == Err(rustix::io::Errno::NODATA), "{name}: {left:?}");
+                rustix::fs::removexattr(t.join(name), "user.other")?;
+            }
+            Ok(())
+        },
+    },
+    Case {
         name: "what a directory hands down is not for those that came otherwise",
         before: |t| {
             fs::create_dir(t.join("acl"))?;
