@@ -1,7 +1,7 @@
 //! The format of a btrfs volume: keys, items, nodes, superblocks, checksums, compression; and the format of a send
 //! stream.
 //!
-//! Nothing here does I/O or holds state. Facts come from the format's documentation and the UAPI headers
+//! Nothing here does I/O or holds state (but for a count in debug builds, `work`). Facts come from the format's documentation and the UAPI headers
 //! `linux/btrfs.h` and `linux/btrfs_tree.h`. `docs/format.md` shows the bytes.
 
 mod chunk;
@@ -26,6 +26,8 @@ pub mod stream;
 mod structs;
 mod super_block;
 mod verify;
+#[doc(hidden)]
+pub mod work;
 
 pub use chunk::{Chunk, STRIPE_LEN};
 pub use compress::{compress, compress_inline, decompress, decompress_inline, looks_compressible};

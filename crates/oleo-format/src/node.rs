@@ -14,6 +14,7 @@ use crate::flags::HeaderFlags;
 use crate::layout::{ChildPtr, HEADER_LEN, ITEM_LEN, KEY_PTR_LEN, NodeExpect, NodeRules, node_capacity};
 use crate::structs::{DiskItem, FileExtentItem, Header, KeyPtr};
 use crate::verify;
+use crate::work;
 use crate::{Generation, Key, Logical, TreeId};
 
 /// A tree block whose every byte has been checked.
@@ -142,12 +143,14 @@ impl CheckedNode {
     /// The key of a slot (below [`len`](Self::len)).
     #[inline]
     pub fn key(&self, slot: usize) -> Key {
+        work::step();
         if self.is_leaf() { self.items()[slot].key.into() } else { self.key_ptrs()[slot].key.into() }
     }
 
     /// The data of an item of a leaf.
     #[inline]
     pub fn item(&self, slot: usize) -> &[u8] {
+        work::step();
         let item = &self.items()[slot];
         let start = HEADER_LEN + item.offset.get() as usize;
         &self.bytes[start..start + item.size.get() as usize]
@@ -161,11 +164,13 @@ impl CheckedNode {
     /// A child of a node.
     #[inline]
     pub fn child(&self, slot: usize) -> ChildPtr {
+        work::step();
         ChildPtr::from(&self.key_ptrs()[slot])
     }
 
     /// The slot of a key, or where it would be, like `slice::binary_search`.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
+        work::step();
         if self.is_leaf() {
             self.items().binary_search_by(|item| Key::from(item.key).cmp(key))
         } else {

@@ -26,6 +26,7 @@ mod log;
 mod names;
 pub mod object;
 mod options;
+mod ranges;
 mod subvolumes;
 
 pub use attributes::{

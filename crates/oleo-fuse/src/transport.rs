@@ -10,6 +10,7 @@
 //! Not here: what requests mean (`server`), how the connection was made (`attach`).
 
 mod dev;
+mod stalled;
 mod uring;
 
 use std::io;
@@ -39,7 +40,7 @@ pub enum Outcome {
 /// How long answering takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum BlockingClass {
-    /// Memory and processor alone, as a rule.
+    /// Memory and processor alone, as a rule. If it has to wait for a device all the same, `stalled` sees that.
     Quick,
     /// It may wait for a device, or for room in memory.
     MayWait,

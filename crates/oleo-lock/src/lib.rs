@@ -30,6 +30,8 @@ mod ranks;
 mod tests;
 
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[doc(hidden)]
+pub use order::taken;
 pub use order::{Carried, Held, Key, before_io, carry};
 pub use parking_lot::WaitTimeoutResult;
 pub use ranks::{Entry, Io, Kind, Rank, Ranked, rank, table};

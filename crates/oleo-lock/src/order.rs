@@ -86,6 +86,15 @@ pub fn before_io() {
     list::check_io(std::panic::Location::caller());
 }
 
+/// How many locks were taken so far by all threads, which says how much work was done; `None` in release builds.
+#[doc(hidden)]
+pub fn taken() -> Option<u64> {
+    #[cfg(debug_assertions)]
+    return Some(list::taken());
+    #[cfg(not(debug_assertions))]
+    None
+}
+
 /// What a thread holds that waits for others to do its work: they do it under its locks.
 pub struct Carried {
     #[cfg(debug_assertions)]
@@ -113,6 +122,7 @@ impl Carried {
 mod list {
     use std::cell::{Cell, RefCell};
     use std::panic::Location;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::{Key, Rank};
     use crate::{Io, Kind};
@@ -208,7 +218,15 @@ mod list {
         }
     }
 
+    /// How many locks were taken; by all threads.
+    static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+    pub fn taken() -> u64 {
+        TAKEN.load(Ordering::Relaxed)
+    }
+
     pub fn push(rank: Rank, key: Option<Key>, at: &'static Location<'static>) -> u64 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
         let id = NEXT.get();
         NEXT.set(id + 1);
         let _ = HELD.try_with(|held| held.borrow_mut().push(Entry { id, rank, key, at }));

@@ -3,13 +3,14 @@
 //! Each call is complete when it returns, but durable only after [`Image::sync`](crate::Image::sync). Paths are resolved
 //! from a start directory; a target that is a directory means "into it, under the same name", as with cp and mv.
 
+use std::collections::VecDeque;
 use std::io::Read;
 use std::path::Path;
 
 use oleo_format::Corruption;
 use oleo_fs::data::CloneRange;
 use oleo_fs::{
-    Attr, Descent, FileKind, Follow, FsError, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target, Times,
+    Attr, Descent, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target, Times,
     XattrMode,
 };
 use oleo_mkfs::{FillOptions, Report, fill_from_dir};
@@ -19,8 +20,40 @@ use crate::{Error, Hint, Image, ImagePath, Result};
 
 /// Bytes copied at a time.
 const STEP_BYTES: usize = 4 << 20;
-/// Entries of a directory handled at a time.
+/// Entries of a directory that are read at a time.
 const ENTRIES_AT_ONCE: usize = 1024;
+/// Entries that a directory keeps while what is in one of them is handled: this divided by its depth. The others are read again.
+const SET_ASIDE_MAX: usize = 16 << 10;
+
+/// The entries of a directory, which are read many at a time and handled one by one.
+#[derive(Default)]
+struct Listing {
+    read: VecDeque<DirEntryInfo>,
+    /// The index of the last entry that was returned.
+    after: u64,
+}
+
+impl Listing {
+    /// The next entry behind those that were returned.
+    fn next(&mut self, fs: &Fs, dir: &InodeRef) -> Result<Option<DirEntryInfo>> {
+        if self.read.is_empty() {
+            self.read.extend(fs.readdir(dir, self.after, ENTRIES_AT_ONCE)?);
+        }
+        let entry = self.read.pop_front();
+        self.after = entry.as_ref().map_or(self.after, |entry| entry.index);
+        Ok(entry)
+    }
+
+    /// Begins anew at the end of the directory; whether there was anything before.
+    fn rewind(&mut self) -> bool {
+        std::mem::take(&mut self.after) > 0
+    }
+
+    /// Keeps memory bounded while a directory in it is handled.
+    fn set_aside(&mut self, depth: usize) {
+        self.read.truncate(SET_ASIDE_MAX / depth.max(1));
+    }
+}
 
 /// Whether to include the contents of directories.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -146,32 +179,34 @@ impl Image {
         if depth == Depth::One {
             return Err(is_directory(path));
         }
-        // Each step goes one directory down, or empties one and goes up: nothing is held but the way down.
+        // Each step goes one directory down, or removes one entry: nothing is held but the way down, and entries that were read.
         let mut descent = Descent::new(&inode);
-        let mut way = vec![(dir, name.to_vec(), inode)];
-        while let Some((parent, name, dir)) = way.last() {
-            let batch = self.fs().readdir(dir, 0, ENTRIES_AT_ONCE)?;
-            let mut down = None;
-            for entry in &batch {
-                if entry.kind == FileKind::Dir {
-                    let child = self.fs().open_entry(dir, entry)?;
-                    if let Some(child) = child {
-                        descent.enter(self.fs(), dir, &entry.name, &child).at(|| shown(&entry.name))?;
-                        down = Some((dir.clone(), entry.name.clone(), child));
-                        break;
-                    }
-                } else {
-                    self.fs().unlink(dir, &entry.name).at(|| shown(&entry.name))?;
+        let mut way = vec![(dir, name.to_vec(), inode, Listing::default())];
+        while let Some((parent, name, dir, listing)) = way.last_mut() {
+            let Some(entry) = listing.next(self.fs(), dir)? else {
+                if listing.rewind() {
+                    // There may be new ones.
+                    continue;
                 }
+                self.fs().rmdir(parent, name).at(|| shown(name))?;
+                way.pop();
+                continue;
+            };
+            if entry.kind != FileKind::Dir {
+                self.fs().unlink(dir, &entry.name).at(|| shown(&entry.name))?;
+                continue;
             }
-            match down {
-                Some(next) => way.push(next),
-                None if batch.is_empty() => {
-                    self.fs().rmdir(parent, name).at(|| shown(name))?;
-                    way.pop();
-                }
-                None => {}
+            let Some(child) = self.fs().open_entry(dir, &entry)? else {
+                self.fs().rmdir(dir, &entry.name).at(|| shown(&entry.name))?;
+                continue;
+            };
+            descent.enter(self.fs(), dir, &entry.name, &child).at(|| shown(&entry.name))?;
+            let dir = dir.clone();
+            let depth = way.len();
+            if let Some((.., listing)) = way.last_mut() {
+                listing.set_aside(depth);
             }
+            way.push((dir, entry.name, child, Listing::default()));
         }
         Ok(())
     }
@@ -243,30 +278,27 @@ impl Image {
             return Err(Error::refused(oleo_fs::errno::EINVAL, "a directory cannot be copied into itself"));
         }
         let mut descent = Descent::new(&from);
-        let mut open = vec![(from, made, 0u64)];
-        while let Some((from, to, after)) = open.last_mut() {
-            let batch = self.fs().readdir(from, *after, ENTRIES_AT_ONCE)?;
-            let mut down = None;
-            for entry in &batch {
-                *after = entry.index;
-                let Some(child) = self.fs().open_entry(from, entry)? else { continue };
-                if entry.kind == FileKind::Dir {
-                    descent.enter(self.fs(), from, &entry.name, &child).at(|| shown(&entry.name))?;
-                    down = Some((child.clone(), self.copy_dir(&child, to, &entry.name)?, 0));
-                    break;
-                }
+        let mut open = vec![(from, made, Listing::default())];
+        while let Some((from, to, listing)) = open.last_mut() {
+            let Some(entry) = listing.next(self.fs(), from)? else {
+                // What was made inside has changed its times.
+                let times = only_times(&self.fs().attr(from));
+                self.fs().set_attr(to, &times)?;
+                open.pop();
+                continue;
+            };
+            let Some(child) = self.fs().open_entry(from, &entry)? else { continue };
+            if entry.kind != FileKind::Dir {
                 self.copy_one(&child, &self.fs().attr(&child), to, &entry.name, sharing)?;
+                continue;
             }
-            match down {
-                Some(next) => open.push(next),
-                None if batch.is_empty() => {
-                    // What was made inside has changed its times.
-                    let times = only_times(&self.fs().attr(from));
-                    self.fs().set_attr(to, &times)?;
-                    open.pop();
-                }
-                None => {}
+            descent.enter(self.fs(), from, &entry.name, &child).at(|| shown(&entry.name))?;
+            let made = self.copy_dir(&child, to, &entry.name)?;
+            let depth = open.len();
+            if let Some((.., listing)) = open.last_mut() {
+                listing.set_aside(depth);
             }
+            open.push((child, made, Listing::default()));
         }
         Ok(())
     }

@@ -92,4 +92,7 @@ impl ExtentMapMut for MapMutOf<'_, '_> {
     fn delete(&mut self, at: u64) {
         self.guard.delete(self.handle, ItemType::EXTENT_DATA, at);
     }
+    fn note_empty(&mut self, from: u64, to: u64) {
+        self.guard.note_empty(from, to);
+    }
 }

@@ -192,6 +192,10 @@ pub(crate) trait ExtentMap {
 pub(crate) trait ExtentMapMut: ExtentMap {
     fn put(&mut self, at: u64, extent: Extent);
     fn delete(&mut self, at: u64);
+    /// Notes that no item begins from one offset up to another: walks need not look there at what was deleted.
+    fn note_empty(&mut self, from: u64, to: u64) {
+        let _ = (from, to);
+    }
 }
 
 /// Walks what the map says about `from..to`: each item's offset, clipped range and the item, in order; gaps are skipped.
@@ -244,7 +248,16 @@ pub(crate) fn has_data(map: &(impl ExtentMap + ?Sized), range: Range<u64>) -> Re
     Ok(found)
 }
 
-/// Takes away what the map says about `from..to` (both multiples of the sector size) and returns by how much `nbytes`
+/// When dropping notes that nothing is left.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Note {
+    /// Whenever something was dropped: nothing takes its place.
+    Holes,
+    /// If it was more than one item: what is about to take its place may hide each of them in turn, but not all.
+    Many,
+}
+
+/// Makes a hole: takes away what the map says about `from..to` (both multiples of the sector size) and returns by how much `nbytes`
 /// shrinks. Looks at `limit` items at most; the second answer is where it stopped: `to` when all is done.
 pub(crate) fn drop_some(
     map: &mut (impl ExtentMapMut + ?Sized),
@@ -252,12 +265,35 @@ pub(crate) fn drop_some(
     to: u64,
     limit: usize,
 ) -> Result<(u64, u64), FsError> {
+    drop_first(map, from, to, limit, Note::Holes)
+}
+
+/// Continues a hole where [`drop_some`] has stopped: nothing sticks out of what it dropped, so nobody looks back over that.
+pub(crate) fn drop_more(
+    map: &mut (impl ExtentMapMut + ?Sized),
+    from: u64,
+    to: u64,
+    limit: usize,
+) -> Result<(u64, u64), FsError> {
+    drop_next(map, from, from, to, limit, Note::Holes)
+}
+
+fn drop_first(
+    map: &mut (impl ExtentMapMut + ?Sized),
+    from: u64,
+    to: u64,
+    limit: usize,
+    note: Note,
+) -> Result<(u64, u64), FsError> {
     let sector = map.sector();
     let mut freed = 0;
     let mut pos = from;
+    // Between the item before the range and the range no item begins.
+    let mut empty_from = 0;
     if from > 0
         && let Some((at, extent)) = map.last(from - 1)?
     {
+        empty_from = at + 1;
         let end = at + extent.len(sector);
         if end > from {
             let Some(head) = extent.slice(0, from - at) else {
@@ -271,24 +307,27 @@ pub(crate) fn drop_some(
             pos = end.min(to);
         }
     }
-    let (more, pos) = drop_more(map, pos, to, limit)?;
+    let (more, pos) = drop_next(map, empty_from, pos, to, limit, note)?;
     Ok((freed + more, pos))
 }
 
-/// Goes on where [`drop_some`] has stopped: nothing sticks out of what it dropped, so nobody looks back over that.
-pub(crate) fn drop_more(
+/// Drops the items that begin in `from..to`; it is known that none begins in `empty_from..from`.
+fn drop_next(
     map: &mut (impl ExtentMapMut + ?Sized),
+    empty_from: u64,
     from: u64,
     to: u64,
     limit: usize,
+    note: Note,
 ) -> Result<(u64, u64), FsError> {
     let sector = map.sector();
     let (mut freed, mut pos) = (0, from);
     let mut left = limit;
-    while pos < to {
+    while pos < to && left > 0 {
         let batch = map.batch(pos, to - 1, left.min(MAP_BATCH))?;
         if batch.is_empty() {
-            return Ok((freed, to));
+            pos = to;
+            break;
         }
         left -= batch.len();
         for (at, extent) in batch {
@@ -300,9 +339,10 @@ pub(crate) fn drop_more(
             }
             pos = end.max(at + 1).min(to);
         }
-        if left == 0 {
-            break;
-        }
+    }
+    let dropped = limit - left;
+    if dropped > 1 || (dropped == 1 && note == Note::Holes) {
+        map.note_empty(empty_from, pos);
     }
     Ok((freed, pos))
 }
@@ -323,12 +363,21 @@ fn put_tail(
     Ok(counted)
 }
 
-/// Takes away all that the map says about `from..to` and returns by how much `nbytes` shrinks.
+/// Takes away all that the map says about `from..to`, for something else to be put there, and returns by how much `nbytes` shrinks.
 pub(crate) fn drop_range(map: &mut (impl ExtentMapMut + ?Sized), from: u64, to: u64) -> Result<u64, FsError> {
+    drop_all(map, from, to, Note::Many)
+}
+
+/// The same where nothing is put.
+pub(crate) fn make_hole(map: &mut (impl ExtentMapMut + ?Sized), from: u64, to: u64) -> Result<u64, FsError> {
+    drop_all(map, from, to, Note::Holes)
+}
+
+fn drop_all(map: &mut (impl ExtentMapMut + ?Sized), from: u64, to: u64, note: Note) -> Result<u64, FsError> {
     let mut freed = 0;
     let mut pos = from;
     while pos < to {
-        let (bytes, done) = drop_some(map, pos, to, MAP_BATCH)?;
+        let (bytes, done) = drop_first(map, pos, to, MAP_BATCH, note)?;
         freed += bytes;
         pos = done;
     }

@@ -1,8 +1,8 @@
 //! Bytes of a file that are in memory only: an ordered set of byte runs that never overlap.
 //!
 //! Normal path: (1) `write` copies bytes in, over what is there and into the gaps; (2) `read_over` lays them over what
-//! came from disk, or `fill` copies them out and returns what is missing; (3) `runs` gives the sector-aligned ranges that
-//! a flush has to write; (4) `cut` forgets a range.
+//! came from disk, or `fill` copies them out and returns what is missing; (3) [`runs`] gives the sector-aligned ranges that
+//! are held; (4) `cut` forgets a range.
 //!
 //! Invariants: pieces do not overlap, none is empty, and none is longer than `PIECE_LEN_MAX`, so that growing one by
 //! appending to it moves a bounded number of bytes. `bytes` is the sum of their lengths.
@@ -163,20 +163,6 @@ impl BufferPieces {
         run
     }
 
-    /// The ranges to write, aligned out to sectors, merged where they meet, in rising order.
-    pub fn runs(&self, sector: u64) -> Vec<Range<u64>> {
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        for (start, piece) in &self.map {
-            let from = start & !(sector - 1);
-            let to = (start + piece.len() as u64).next_multiple_of(sector);
-            match runs.last_mut() {
-                Some(last) if last.end >= from => last.end = last.end.max(to),
-                _ => runs.push(from..to),
-            }
-        }
-        runs
-    }
-
     /// How many bytes of whole sectors a write of `range` would newly touch.
     pub fn sectors_missing(&self, range: Range<u64>, sector: u64) -> u64 {
         let from = range.start & !(sector - 1);
@@ -238,6 +224,30 @@ impl BufferPieces {
     }
 }
 
+/// The first runs of what two sets hold, as whole sectors, apart from each other and rising, and how many bytes are in them.
+pub(super) fn runs(sets: [&BufferPieces; 2], sector: u64, limit: usize) -> (Vec<Range<u64>>, u64) {
+    let [mut one, mut other] =
+        sets.map(|set| set.map.iter().map(|(start, piece)| *start..start + piece.len() as u64).peekable());
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    let mut bytes = 0;
+    loop {
+        let next = match (one.peek(), other.peek()) {
+            (Some(a), Some(b)) if b.start < a.start => other.next(),
+            (Some(_), _) => one.next(),
+            (None, _) => other.next(),
+        };
+        let Some(next) = next else { return (runs, bytes) };
+        let (from, to) = (next.start & !(sector - 1), next.end.next_multiple_of(sector));
+        let count = runs.len();
+        match runs.last_mut() {
+            Some(last) if last.end >= from => last.end = last.end.max(to),
+            _ if count == limit => return (runs, bytes),
+            _ => runs.push(from..to),
+        }
+        bytes += next.end - next.start;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,7 +281,12 @@ mod tests {
         }
         assert!(missing.iter().zip(model).all(|(m, b)| *m == b.is_none()), "seed {seed} step {step}");
         let mut touched = vec![false; SPACE + SECTOR as usize];
-        for run in pieces.runs(SECTOR) {
+        let (all, bytes) = runs([pieces, &BufferPieces::default()], SECTOR, usize::MAX);
+        assert_eq!(bytes, held, "seed {seed} step {step}");
+        let (first, bytes) = runs([&BufferPieces::default(), pieces], SECTOR, 2);
+        assert_eq!(first, all[..all.len().min(2)], "seed {seed} step {step}");
+        assert_eq!(bytes == held, all.len() <= 2, "seed {seed} step {step}");
+        for run in all {
             touched[run.start as usize..run.end as usize].fill(true);
         }
         for (n, sector) in model.chunks(SECTOR as usize).enumerate() {
@@ -354,6 +369,6 @@ mod tests {
             pieces.write(n * 1000, &[n as u8; 1000]);
         }
         assert!(pieces.map.len() <= 3);
-        assert_eq!(pieces.runs(4096), vec![0..3_000_000u64.next_multiple_of(4096)]);
+        assert_eq!(runs([&pieces, &pieces], 4096, 9).0, [0..3_000_000u64.next_multiple_of(4096)]);
     }
 }

@@ -7,9 +7,10 @@ use oleo_format::{Compression, ItemType, Logical};
 use crate::FsError;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
+use crate::data::pieces;
 use crate::object::{Direction, Inode, InodeFields, Items, ReadGuard};
 
-/// Runs of buffered bytes that are compared with the extent map when somebody asks for a file's attributes.
+/// Runs of buffered bytes that are looked at when somebody asks for a file's attributes.
 const SHOWN_RUNS_MAX: usize = 64;
 
 /// What a range of a file is.
@@ -62,9 +63,12 @@ pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo
             }
             found.extend(info);
         };
+        // Both rise.
+        let mut first = 0;
         map::walk(&MapOf { items: &guard, sector }, at, end, |start, range, extent| {
             let mut pos = range.start;
-            for run in buffered.iter().filter(|r| r.start < range.end && r.end > range.start) {
+            first += buffered[first..].iter().take_while(|run| run.end <= range.start).count();
+            for run in buffered[first..].iter().take_while(|run| run.start < range.end) {
                 if run.start > pos {
                     push(pos..run.start, extent, start);
                 }
@@ -108,20 +112,29 @@ pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
         return shown;
     }
     let sector = u64::from(inode.core().engine().sectorsize());
-    let (runs, promised) = buffered_runs(inode, sector);
-    let added: u64 = runs.iter().chain(&promised).map(|r| r.end - r.start).sum();
-    let mut replaced = 0;
-    // If there are very many runs, some of them give nearly the same; what cannot be read is reported when it is read.
-    let looked_at = if guard.extents_end() == Some(0) { 0 } else { SHOWN_RUNS_MAX };
-    for run in runs.into_iter().take(looked_at) {
-        let _ = map::walk(&MapOf { items: guard, sector }, run.start, run.end, |_, range, extent| {
-            if !matches!(extent, Extent::Hole { .. }) {
-                replaced += range.end - range.start;
-            }
-            Ok(ControlFlow::Continue(()))
-        });
+    // If there are very many runs, some of them stand for all, and the number is nearly right; what cannot be read is reported when it
+    // is read.
+    let (runs, bytes, all_bytes, mut added, promised) = {
+        let buffer = inode.data.buffer.lock();
+        let Some(b) = &*buffer else { return shown };
+        let (runs, bytes) = pieces::runs([&b.dirty, &b.writeback], sector, SHOWN_RUNS_MAX);
+        let added: u64 = runs.iter().map(|run| b.unplaced.lacking(run)).sum();
+        (runs, bytes, b.bytes(), added, b.unplaced.bytes())
+    };
+    if guard.extents_end() != Some(0) {
+        for run in runs {
+            let _ = map::walk(&MapOf { items: guard, sector }, run.start, run.end, |_, range, extent| {
+                if !matches!(extent, Extent::Hole { .. }) {
+                    added = added.saturating_sub(range.end - range.start);
+                }
+                Ok(ControlFlow::Continue(()))
+            });
+        }
     }
-    shown.nbytes = guard.fields().nbytes.saturating_add(added.saturating_sub(replaced));
+    if bytes < all_bytes {
+        added = (u128::from(added) * u128::from(all_bytes) / u128::from(bytes.max(1))) as u64 / sector * sector;
+    }
+    shown.nbytes = guard.fields().nbytes.saturating_add(added).saturating_add(promised);
     shown
 }
 
@@ -129,20 +142,13 @@ pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
 fn buffered_runs(inode: &Inode, sector: u64) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let buffer = inode.data.buffer.lock();
     let Some(b) = &*buffer else { return Default::default() };
-    let mut runs = b.dirty.runs(sector);
-    runs.append(&mut b.writeback.runs(sector));
-    runs.sort_by_key(|r| r.start);
-    let mut merged: Vec<Range<u64>> = Vec::new();
-    for run in runs {
-        match merged.last_mut() {
-            Some(last) if last.end >= run.start => last.end = last.end.max(run.end),
-            _ => merged.push(run),
-        }
-    }
+    let (runs, _) = pieces::runs([&b.dirty, &b.writeback], sector, usize::MAX);
     let mut promised = Vec::new();
+    let mut first = 0;
     for range in b.unplaced.ranges() {
         let mut pos = range.start;
-        for run in merged.iter().filter(|r| r.start < range.end && r.end > range.start) {
+        first += runs[first..].iter().take_while(|run| run.end <= range.start).count();
+        for run in runs[first..].iter().take_while(|run| run.start < range.end) {
             if run.start > pos {
                 promised.push(pos..run.start);
             }
@@ -152,7 +158,7 @@ fn buffered_runs(inode: &Inode, sector: u64) -> (Vec<Range<u64>>, Vec<Range<u64>
             promised.push(pos..range.end);
         }
     }
-    (merged, promised)
+    (runs, promised)
 }
 
 /// What an item that begins at `start` says about `range`; `None` for holes.

@@ -180,6 +180,8 @@ impl Inode {
                     break;
                 }
             }
+            // Behind what was dropped nothing is left; `last` does not rise.
+            items.note_empty(*last, MAP_END);
             Ok(())
         })?;
         if done {

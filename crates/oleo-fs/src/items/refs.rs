@@ -16,7 +16,7 @@ use crate::object::{Items, ItemsMut, Joined, WriteGuard};
 use oleo_tree::ItemBytes;
 
 /// One name of an inode.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct NameOf {
     /// The directory that the name is in.
     pub parent: Ino,

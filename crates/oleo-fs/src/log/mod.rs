@@ -76,7 +76,6 @@
 //! Not here: the trees of the log and the superblock (`oleo_txn`).
 
 mod mark;
-mod ranges;
 mod record;
 mod record_data;
 mod record_names;

@@ -22,7 +22,7 @@ use oleo_txn::{JoinsBlocked, LogRecording, fallback};
 use crate::data::Extent;
 use crate::items::refs::{self, NameOf};
 use crate::log::mark::{Depth, LogMark};
-use crate::log::ranges::Ranges;
+use crate::ranges::Ranges;
 use crate::object::{Core, Inode, InodeFields, Items, Subvol, WriteGuard};
 use crate::{FileKind, FsError};
 

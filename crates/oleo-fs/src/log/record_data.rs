@@ -13,7 +13,7 @@ use oleo_txn::fallback;
 
 use crate::FsError;
 use crate::data::{Extent, ExtentMap, MapOf, map_walk};
-use crate::log::ranges::Ranges;
+use crate::ranges::Ranges;
 use crate::log::record::{Recorder, end_of};
 use crate::object::{Items, WriteGuard};
 
@@ -42,19 +42,27 @@ impl Recorder<'_> {
             }
         }
         let map = MapOf { items: guard, sector };
-        // Grows until no item of the log or of now reaches over an edge; each round takes in one item more at least.
-        loop {
-            let before = ranges.list();
-            self.drop_logged(guard, &mut ranges, sector)?;
-            for (from, to) in ranges.list() {
-                map_walk(&map, from, to, |at, _, extent| {
-                    ranges.add(at, at + extent.len(sector).max(sector));
-                    Ok(ControlFlow::Continue(()))
-                })?;
+        // Each grows until no item of the log or of now reaches over an edge. What was looked at is not looked at again.
+        let mut done = 0;
+        for (first, _) in ranges.list() {
+            if first < done {
+                continue;
             }
-            if ranges.list() == before {
-                break;
+            let (mut low, mut high) = (first, first);
+            while let Some((from, to)) = ranges.first_at_or_below(first)
+                && (from.max(done), to) != (low, high)
+            {
+                let from = from.max(done);
+                for (from, to) in [(from, low), (high, to)].into_iter().filter(|(from, to)| from < to) {
+                    self.drop_logged(guard, &mut ranges, (from, to), sector)?;
+                    map_walk(&map, from, to, |at, _, extent| {
+                        ranges.add(at, at + extent.len(sector).max(sector));
+                        Ok(ControlFlow::Continue(()))
+                    })?;
+                }
+                (low, high) = (from, to);
             }
+            done = high;
         }
         let end = fields.size.next_multiple_of(sector);
         let holes_end = if engine.features().no_holes() { u64::MAX } else { end };
@@ -96,19 +104,23 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// Takes the log's items that reach into the ranges out; the ranges grow to cover them.
-    fn drop_logged(&mut self, guard: &WriteGuard<'_>, ranges: &mut Ranges, sector: u64) -> Result<(), FsError> {
+    /// Takes the log's items that reach into a range out; the ranges grow to cover them.
+    fn drop_logged(
+        &mut self,
+        guard: &WriteGuard<'_>,
+        ranges: &mut Ranges,
+        (from, to): (u64, u64),
+        sector: u64,
+    ) -> Result<(), FsError> {
         let ino = guard.inode().ino();
-        for (from, to) in ranges.list() {
-            let before = self.last_logged(Key::new(ino.0, ItemType::EXTENT_DATA, from))?;
-            let inside = self.logged_items(ino, ItemType::EXTENT_DATA, from, to.saturating_sub(1))?;
-            for (key, item) in before.into_iter().chain(inside) {
-                let end = end_of(&key, &item, sector)?;
-                if end > from || key.offset == from {
-                    ranges.add(key.offset, end);
-                    self.delete(key);
-                    self.drop_csums(&key, &item, sector)?;
-                }
+        let before = self.last_logged(Key::new(ino.0, ItemType::EXTENT_DATA, from))?;
+        let inside = self.logged_items(ino, ItemType::EXTENT_DATA, from, to.saturating_sub(1))?;
+        for (key, item) in before.into_iter().chain(inside) {
+            let end = end_of(&key, &item, sector)?;
+            if end > from || key.offset == from {
+                ranges.add(key.offset, end);
+                self.delete(key);
+                self.drop_csums(&key, &item, sector)?;
             }
         }
         Ok(())

@@ -4,13 +4,14 @@
 //! must not be the last one of an inode that lives: those inodes are logged too, with the names they have now. The rules are
 //! in the essay of this module's parent.
 
+use hashbrown::HashSet;
 use oleo_format::{DirItem, Ino, ItemType, Key, dir_hash};
 use oleo_txn::fallback;
 
 use crate::items::dir::{self, Target};
 use crate::items::refs::{self, NameOf};
 use crate::log::mark::Depth;
-use crate::log::ranges::Ranges;
+use crate::ranges::Ranges;
 use crate::log::record::{Item, Recorder};
 use crate::object::{InodeFields, Items, WriteGuard};
 use crate::{FileKind, FsError};
@@ -110,14 +111,17 @@ impl Recorder<'_> {
     /// What the names of a logged inode mean for others.
     pub(super) fn names(&mut self, ino: Ino, now: &[NameOf], uncommitted: bool) -> Result<(), FsError> {
         let committed = if uncommitted { Vec::new() } else { self.committed_names(ino)? };
-        for name in now.iter().filter(|name| !committed.contains(name)) {
+        // The last commit may have tens of thousands.
+        let of_now: HashSet<&NameOf> = now.iter().collect();
+        let of_commit: HashSet<&NameOf> = committed.iter().collect();
+        for name in now.iter().filter(|name| !of_commit.contains(name)) {
             self.conflict(ino, name)?;
             self.climb(name.parent)?;
         }
-        for name in committed.iter().filter(|name| !now.contains(name)) {
+        for name in committed.iter().filter(|name| !of_now.contains(name)) {
             self.left(name)?;
         }
-        for name in self.logged_names(ino)?.iter().filter(|name| !now.contains(name)) {
+        for name in self.logged_names(ino)?.iter().filter(|name| !of_now.contains(name)) {
             self.delete(Key::new(name.parent.0, ItemType::DIR_INDEX, name.index));
             self.successor(name)?;
             self.uncovered(name)?;

@@ -40,7 +40,7 @@ use oleo_txn::{Claim, Handle, LogTree, Need, UnreplayedLog};
 use crate::FsError;
 use crate::attributes::FileKind;
 use crate::fs::Fs;
-use crate::log::ranges::Ranges;
+use crate::ranges::Ranges;
 use crate::object::{Core, Inode, InodeFields, Items, ItemsMut, Subvol, Value};
 
 mod data;

@@ -7,6 +7,10 @@
 //! A read looks at the open map, the frozen map and the tree, in that order ([`Layers`]): the first that knows the
 //! item wins, and a tombstone hides what is below it.
 //!
+//! A walk passes over tombstones and over the items that they hide. A file may have a million of them in a row, and each look-up of
+//! an extent is a walk back from an offset. So whoever deletes notes in which ranges of offsets nothing is left
+//! ([`Layers::empty`]); a walk that comes into such a range continues at its other end.
+//!
 //! Not here: who owns the maps and when they move from open to frozen (`inode`, `commit`).
 
 use std::cmp::Ordering;
@@ -15,11 +19,12 @@ use std::ops::{ControlFlow, Deref};
 use std::slice;
 
 use hashbrown::HashMap;
-use oleo_format::ItemType;
+use oleo_format::{ItemType, work};
 use oleo_tree::{ItemBytes, ItemRef};
 use smallvec::SmallVec;
 
 use crate::FsError;
+use crate::ranges::Ranges;
 
 /// The name of an item within its object.
 pub(crate) type Slot = (ItemType, u64);
@@ -29,6 +34,9 @@ pub(crate) type Fate = Option<ItemBytes>;
 
 /// Entries beyond which the vector becomes a B-tree: moving 32 entries of 32 bytes costs less than a tree node.
 const SMALL_MAX: usize = 32;
+
+/// Steps that a walk takes towards the end of an empty range before it searches for it: a search costs about as much.
+pub(crate) const NEAR: usize = 4;
 
 /// Bytes of one item: by themselves, or a place inside a tree block that stays in memory as long as this lives.
 pub enum Value {
@@ -126,8 +134,14 @@ impl ItemMap {
         }
     }
 
+    /// Whether it has so many entries that passing over them is worth avoiding.
+    pub(crate) fn is_big(&self) -> bool {
+        matches!(self, ItemMap::Big(_))
+    }
+
     /// What this map knows of the slot; `None`: nothing.
     pub(crate) fn get(&self, slot: Slot) -> Option<&Fate> {
+        work::step();
         match self {
             ItemMap::Small(v) => v.binary_search_by(|e| e.0.cmp(&slot)).ok().map(|i| &v[i].1),
             ItemMap::Big(m) => m.get(slot),
@@ -215,6 +229,7 @@ pub(crate) enum MapRange<'a> {
 impl<'a> Iterator for MapRange<'a> {
     type Item = (Slot, &'a Fate);
     fn next(&mut self) -> Option<Self::Item> {
+        work::step();
         match self {
             MapRange::Small(i) => i.next().map(|e| (e.0, &e.1)),
             MapRange::Big(i) => i.next().map(|(slot, fate)| (*slot, fate)),
@@ -225,6 +240,7 @@ impl<'a> Iterator for MapRange<'a> {
 
 impl DoubleEndedIterator for MapRange<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
+        work::step();
         match self {
             MapRange::Small(i) => i.next_back().map(|e| (e.0, &e.1)),
             MapRange::Big(i) => i.next_back().map(|(slot, fate)| (*slot, fate)),
@@ -245,6 +261,9 @@ pub enum Direction {
 /// What a walk calls for each item.
 pub type Visit<'a> = dyn FnMut(u64, &[u8]) -> ControlFlow<()> + 'a;
 
+/// The same of a layer below: after an item in an empty range, the walk continues at the offset that is returned, or beyond it.
+pub(crate) type BaseVisit<'a> = dyn FnMut(u64, &[u8]) -> ControlFlow<(), Option<u64>> + 'a;
+
 /// What a look-up calls with the item, or without.
 pub type Seen<'a> = dyn FnMut(Option<&[u8]>) + 'a;
 
@@ -253,14 +272,15 @@ pub(crate) trait Base {
     fn get(&self, slot: Slot) -> Result<Option<Value>, FsError>;
     /// Calls `seen` once with what `get` would return: nothing is counted or copied.
     fn see(&self, slot: Slot, seen: &mut Seen<'_>) -> Result<(), FsError>;
-    /// Calls `visit` for every item of type `t` with an offset in `from..=to_incl`, in the order of `direction`.
+    /// Calls `visit` for every item of type `t` with an offset in `from..=to_incl`, in the order of `direction`. Items before an
+    /// offset that `visit` returns may be left out.
     fn walk(
         &self,
         t: ItemType,
         from: u64,
         to_incl: u64,
         direction: Direction,
-        visit: &mut Visit<'_>,
+        visit: &mut BaseVisit<'_>,
     ) -> Result<(), FsError>;
 
     /// Calls `visit` for the slot of every item, rising, until it breaks.
@@ -273,6 +293,8 @@ pub(crate) struct Layers<'a> {
     pub(crate) frozen: Option<&'a ItemMap>,
     /// `None` for an object that has nothing in the tree yet.
     pub(crate) base: Option<&'a dyn Base>,
+    /// Offsets without items of one type: all that the layers have there is tombstones and what these hide. `None`: none are known.
+    pub(crate) empty: Option<(ItemType, &'a Ranges)>,
 }
 
 impl Layers<'_> {
@@ -298,6 +320,24 @@ impl Layers<'_> {
     /// The slots of all items as they stand, rising; `None` if more than `limit` are of type `limited`. Slots of that
     /// type are looked at no further than that.
     pub(crate) fn slots(&self, limited: ItemType, limit: usize) -> Result<Option<Vec<Slot>>, FsError> {
+        // Much of it may have been deleted: then there is more in the maps, and in the tree, than there is to be found.
+        if self.empty.is_some() {
+            let mut left = limit;
+            let mut is_over = false;
+            self.walk(limited, 0, u64::MAX, Direction::Up, &mut |_, _| match left.checked_sub(1) {
+                Some(less) => {
+                    left = less;
+                    ControlFlow::Continue(())
+                }
+                None => {
+                    is_over = true;
+                    ControlFlow::Break(())
+                }
+            })?;
+            if is_over {
+                return Ok(None);
+            }
+        }
         let known = |slot: Slot| self.open.get(slot).or_else(|| self.frozen.and_then(|f| f.get(slot)));
         // Most of a large file may be in the maps.
         let over = |map: &ItemMap| {
@@ -345,83 +385,164 @@ impl Layers<'_> {
         if from > to_incl {
             return Ok(());
         }
-        let empty = ItemMap::default();
-        let open = self.open.range(t, from, to_incl);
-        let frozen = self.frozen.unwrap_or(&empty).range(t, from, to_incl);
-        match direction {
-            Direction::Up => self.merge(t, from, to_incl, direction, open, frozen, visit),
-            Direction::Down => self.merge(t, from, to_incl, direction, open.rev(), frozen.rev(), visit),
-        }
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "the parts of one walk, taken apart by its direction")]
-    fn merge<'m>(
-        &self,
-        t: ItemType,
-        from: u64,
-        to_incl: u64,
-        direction: Direction,
-        open: impl Iterator<Item = (Slot, &'m Fate)>,
-        frozen: impl Iterator<Item = (Slot, &'m Fate)>,
-        visit: &mut Visit<'_>,
-    ) -> Result<(), FsError> {
-        let before = |a: u64, b: u64| match direction {
-            Direction::Up => a.cmp(&b),
-            Direction::Down => b.cmp(&a),
-        };
-        let mut changes = Overlay { open: open.peekable(), frozen: frozen.peekable(), before };
+        let none = ItemMap::default();
+        let side = |map| Side::new(map, t, (from, to_incl), direction);
+        let mut changes = Overlay { open: side(self.open), frozen: side(self.frozen.unwrap_or(&none)), direction };
+        let ranges = self.empty.and_then(|(of, ranges)| (of == t).then_some(ranges));
+        let mut empty = EmptyAhead { ranges, direction, next: None };
         let mut stopped = false;
         if let Some(base) = self.base {
             base.walk(t, from, to_incl, direction, &mut |offset, bytes| {
-                while let Some(next) = changes.peek() {
-                    if before(next, offset) == Ordering::Greater {
-                        break;
-                    }
-                    let Some((at, fate)) = changes.next() else { break };
-                    if let Some(bytes) = fate
-                        && visit(at, bytes).is_break()
-                    {
+                let mut hidden = false;
+                while let Some(next) = changes.peek()
+                    && direction.compare(next, offset) != Ordering::Greater
+                {
+                    hidden = next == offset;
+                    if changes.pass(&mut empty, visit).is_break() {
                         stopped = true;
                         return ControlFlow::Break(());
                     }
-                    if at == offset {
-                        return ControlFlow::Continue(());
-                    }
                 }
-                let flow = visit(offset, bytes);
+                let flow = match empty.spot(offset) {
+                    Spot::Outside if hidden => ControlFlow::Continue(None),
+                    Spot::Outside => visit(offset, bytes).map_continue(|()| None),
+                    Spot::Before(past) => ControlFlow::Continue(Some(past)),
+                    Spot::End => ControlFlow::Break(()),
+                };
                 stopped = flow.is_break();
                 flow
             })?;
         }
-        while !stopped && let Some((at, fate)) = changes.next() {
-            if let Some(bytes) = fate
-                && visit(at, bytes).is_break()
-            {
-                stopped = true;
-            }
+        while !stopped && changes.peek().is_some() {
+            stopped = changes.pass(&mut empty, visit).is_break();
         }
         Ok(())
     }
 }
 
-/// Two maps' changes merged in the order of a walk; the open one wins.
-struct Overlay<O: Iterator, F: Iterator, C> {
-    open: std::iter::Peekable<O>,
-    frozen: std::iter::Peekable<F>,
-    before: C,
+impl Direction {
+    /// Which of two offsets a walk comes to first.
+    fn compare(self, a: u64, b: u64) -> Ordering {
+        match self {
+            Direction::Up => a.cmp(&b),
+            Direction::Down => b.cmp(&a),
+        }
+    }
 }
 
-impl<'a, O, F, C> Overlay<O, F, C>
-where
-    O: Iterator<Item = (Slot, &'a Fate)>,
-    F: Iterator<Item = (Slot, &'a Fate)>,
-    C: Fn(u64, u64) -> Ordering,
-{
-    fn peek(&mut self) -> Option<u64> {
-        match (self.open.peek(), self.frozen.peek()) {
-            (Some(o), Some(f)) => Some(if (self.before)(f.0.1, o.0.1) == Ordering::Less { f.0.1 } else { o.0.1 }),
-            (Some(o), None) => Some(o.0.1),
-            (None, Some(f)) => Some(f.0.1),
+/// Where a walk is with regard to empty ranges.
+#[derive(Clone, Copy)]
+enum Spot {
+    /// In none of them.
+    Outside,
+    /// In one: it continues at this offset.
+    Before(u64),
+    /// In one behind which no offset is left.
+    End,
+}
+
+/// The empty ranges before a walk.
+struct EmptyAhead<'a> {
+    /// `None`: there are no more.
+    ranges: Option<&'a Ranges>,
+    direction: Direction,
+    /// The one that was found last.
+    next: Option<(u64, u64)>,
+}
+
+impl EmptyAhead<'_> {
+    /// Looks at an offset; those of one walk come in its order.
+    fn spot(&mut self, offset: u64) -> Spot {
+        let Some(ranges) = self.ranges else { return Spot::Outside };
+        if let Some(spot) = self.next.and_then(|range| self.spot_of(offset, range)) {
+            return spot;
+        }
+        self.next = match self.direction {
+            Direction::Up => ranges.first_at_or_above(offset),
+            Direction::Down => ranges.first_at_or_below(offset),
+        };
+        match self.next {
+            Some(range) => self.spot_of(offset, range).unwrap_or(Spot::Outside),
+            None => {
+                self.ranges = None;
+                Spot::Outside
+            }
+        }
+    }
+
+    /// `None` if the walk is beyond the range.
+    fn spot_of(&self, offset: u64, (start, end): (u64, u64)) -> Option<Spot> {
+        match self.direction {
+            Direction::Up if offset < start => Some(Spot::Outside),
+            Direction::Up => (offset < end).then_some(Spot::Before(end)),
+            Direction::Down if offset >= end => Some(Spot::Outside),
+            Direction::Down => (offset >= start).then(|| start.checked_sub(1).map_or(Spot::End, Spot::Before)),
+        }
+    }
+}
+
+/// One map's changes within the bounds of a walk, in its order.
+struct Side<'a> {
+    map: &'a ItemMap,
+    t: ItemType,
+    bounds: (u64, u64),
+    direction: Direction,
+    rest: MapRange<'a>,
+    next: Option<(u64, &'a Fate)>,
+}
+
+impl<'a> Side<'a> {
+    fn new(map: &'a ItemMap, t: ItemType, bounds: (u64, u64), direction: Direction) -> Side<'a> {
+        let mut side = Side { map, t, bounds, direction, rest: map.range(t, bounds.0, bounds.1), next: None };
+        side.advance();
+        side
+    }
+
+    /// Moves on, and returns what was next.
+    fn advance(&mut self) -> Option<&'a Fate> {
+        let following = match self.direction {
+            Direction::Up => self.rest.next(),
+            Direction::Down => self.rest.next_back(),
+        };
+        std::mem::replace(&mut self.next, following.map(|(slot, fate)| (slot.1, fate))).map(|(_, fate)| fate)
+    }
+
+    fn is_before(&self, offset: u64) -> bool {
+        self.next.is_some_and(|(at, _)| self.direction.compare(at, offset) == Ordering::Less)
+    }
+
+    /// Passes over all that comes before an offset.
+    fn skip_to(&mut self, offset: u64) {
+        for _ in 0..NEAR {
+            if !self.is_before(offset) {
+                return;
+            }
+            self.advance();
+        }
+        if self.is_before(offset) {
+            let (from, to_incl) = match self.direction {
+                Direction::Up => (offset, self.bounds.1),
+                Direction::Down => (self.bounds.0, offset),
+            };
+            self.rest = self.map.range(self.t, from, to_incl);
+            self.advance();
+        }
+    }
+}
+
+/// Two maps' changes merged in the order of a walk; the open one wins.
+struct Overlay<'a> {
+    open: Side<'a>,
+    frozen: Side<'a>,
+    direction: Direction,
+}
+
+impl<'a> Overlay<'a> {
+    /// The offset of the next change.
+    fn peek(&self) -> Option<u64> {
+        match (self.open.next, self.frozen.next) {
+            (Some((o, _)), Some((f, _))) => Some(if self.direction.compare(f, o) == Ordering::Less { f } else { o }),
+            (Some((at, _)), None) | (None, Some((at, _))) => Some(at),
             (None, None) => None,
         }
     }
@@ -429,13 +550,29 @@ where
     fn next(&mut self) -> Option<(u64, &'a Fate)> {
         let at = self.peek()?;
         let mut fate = None;
-        if self.frozen.peek().is_some_and(|f| f.0.1 == at) {
-            fate = self.frozen.next();
+        for side in [&mut self.frozen, &mut self.open] {
+            if side.next.is_some_and(|(next, _)| next == at) {
+                fate = side.advance();
+            }
         }
-        if self.open.peek().is_some_and(|o| o.0.1 == at) {
-            fate = self.open.next();
+        fate.map(|fate| (at, fate))
+    }
+
+    /// Passes over one change, which is visited unless it is a tombstone, and over the empty range that it is in.
+    fn pass(&mut self, empty: &mut EmptyAhead<'_>, visit: &mut Visit<'_>) -> ControlFlow<()> {
+        match self.next() {
+            Some((at, Some(bytes))) => return visit(at, bytes),
+            Some((at, None)) => match empty.spot(at) {
+                Spot::Outside => {}
+                Spot::Before(past) => {
+                    self.open.skip_to(past);
+                    self.frozen.skip_to(past);
+                }
+                Spot::End => return ControlFlow::Break(()),
+            },
+            None => {}
         }
-        fate.map(|(slot, fate)| (slot.1, fate))
+        ControlFlow::Continue(())
     }
 }
 

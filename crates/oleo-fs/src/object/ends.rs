@@ -2,15 +2,18 @@
 //!
 //! Reads of the extent map go by that and do not ask the tree. A bound that is too low would hide extents: from whoever reads, and from whoever puts
 //! others in their place or deletes the file. So it is compared with the last extent item each time somebody goes by it. Nothing is read for that, and nothing kept:
-//! where blocks of the tree are not in memory, there is nothing to compare with.
+//! where blocks of the tree are not in memory, there is nothing to compare with, nor where the last items are many that are deleted.
 
 use std::ops::ControlFlow;
 
 use oleo_format::{FileExtent, ItemType, Key};
 
 use crate::FsError;
-use crate::object::delta::{Base, Direction, Layers, Seen, Slot, Value, Visit};
+use crate::object::delta::{Base, BaseVisit, Direction, Layers, Seen, Slot, Value};
 use crate::object::inode::{Inode, InodeState};
+
+/// Items of the tree that are looked at.
+const LOOKED_AT_MAX: usize = 64;
 
 /// The items of one object in a tree, as far as they are in memory.
 struct InMemory<'a>(&'a Inode);
@@ -32,7 +35,7 @@ impl Base for InMemory<'_> {
         from: u64,
         to_incl: u64,
         direction: Direction,
-        visit: &mut Visit<'_>,
+        visit: &mut BaseVisit<'_>,
     ) -> Result<(), FsError> {
         debug_assert!(matches!(direction, Direction::Down), "only the last is asked for");
         let engine = self.0.core().engine();
@@ -40,9 +43,11 @@ impl Base for InMemory<'_> {
         let Some(root) = engine.root(self.0.tree())? else { return Ok(()) };
         let low = self.0.key(t, from);
         let mut next = Some(to_incl);
+        let mut left = LOOKED_AT_MAX;
         while let Some(at_or_below) = next
             && let Some(Some(item)) = engine.blocks().last_in_memory(&root, &self.0.key(t, at_or_below))
         {
+            left = left.checked_sub(1).ok_or(FsError::NotFound)?;
             let key: Key = item.key();
             if key < low || visit(key.offset, &item).is_break() {
                 break;
@@ -77,6 +82,7 @@ pub(super) fn compare(inode: &Inode, state: &InodeState) {
         open: &state.open,
         frozen: state.frozen.as_deref().map(|frozen| &frozen.items),
         base: (!state.fresh).then_some(&base as &dyn Base),
+        empty: None,
     };
     let sector = u64::from(inode.core().engine().sectorsize());
     let mut last = None;

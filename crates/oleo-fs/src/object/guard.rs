@@ -48,6 +48,7 @@ fn with_layers<R>(inode: &Inode, state: &InodeState, f: impl FnOnce(Layers<'_>) 
         open: &state.open,
         frozen: state.frozen.as_deref().map(|f| &f.items),
         base: if state.fresh { None } else { Some(&base as &dyn Base) },
+        empty: state.empty.as_deref().map(|ranges| (state.empty_of(), ranges)),
     })
 }
 
@@ -101,6 +102,11 @@ impl ItemsMut for WriteGuard<'_> {
         debug_assert!(v.len() <= item_len_max(self.inode.core().engine().nodesize()), "{t:?} {offset} outgrows a leaf");
         self.touch();
         self.note(h, (t, offset));
+        if t == self.state.empty_of()
+            && let Some(empty) = &mut self.state.empty
+        {
+            empty.remove(offset);
+        }
         if t == ItemType::EXTENT_DATA {
             // A caller that knows the item's length sets it afterwards.
             self.state.extents_end = None;
@@ -236,7 +242,22 @@ impl<'a> WriteGuard<'a> {
     }
 
     fn remove(&mut self, slot: Slot) {
-        if self.is_fresh() { self.state.open.forget(slot) } else { self.state.open.set(slot, None) }
+        if self.is_fresh() {
+            return self.state.open.forget(slot);
+        }
+        self.state.open.set(slot, None);
+        // The indices of a directory have no gaps to speak of: one after the other makes a range.
+        if slot.0 == ItemType::DIR_INDEX {
+            self.note_empty(slot.1, slot.1.saturating_add(1));
+        }
+    }
+
+    /// Notes that between two offsets no item is left of the type that [`InodeState::empty_of`] names: walks need not look there.
+    pub(crate) fn note_empty(&mut self, from: u64, to: u64) {
+        // Where there are few tombstones, passing over them costs less.
+        if from < to && !self.is_fresh() && (self.state.empty.is_some() || self.state.open.is_big()) {
+            self.state.empty.get_or_insert_default().add(from, to);
+        }
     }
 
     /// Deletes the inode item, and bars the inode from further use. All other items are gone.

@@ -34,6 +34,7 @@ use crate::object::Core;
 use crate::object::delta::ItemMap;
 use crate::object::fields::InodeFields;
 use crate::object::subvol::{Share, Subvol};
+use crate::ranges::Ranges;
 
 /// The object that holds the orphan items of a subvolume (`BTRFS_ORPHAN_OBJECTID` in the UAPI header).
 pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
@@ -87,6 +88,9 @@ pub(crate) struct InodeState {
     /// No extent item begins or reaches beyond this offset; `None`: not known. Who goes by it asks [`Items::extents_end`](crate::object::Items), where debug
     /// builds compare it with the items (`ends`).
     pub(crate) extents_end: Option<u64>,
+    /// Offsets at which no extent item begins, and of directories indices that no entry has, as far as deletions that are not in the
+    /// tree have noted them: what walks need not look at. Both are of one type of items ([`empty_of`](Self::empty_of)).
+    pub(super) empty: Option<Box<Ranges>>,
     /// Whether there are extended attributes; `None`: not known.
     pub(crate) has_xattrs: Option<bool>,
     /// The trees have an orphan item of it, or will have once the transaction that was itemised last is committed.
@@ -98,6 +102,11 @@ pub(crate) struct InodeState {
 }
 
 impl InodeState {
+    /// The type of the items of which [`empty`](Self::empty) says where there are none.
+    pub(super) fn empty_of(&self) -> ItemType {
+        if self.fields.kind() == FileKind::Dir { ItemType::DIR_INDEX } else { ItemType::EXTENT_DATA }
+    }
+
     /// The offsets of the items of one type that were changed in the open transaction, rising.
     pub(crate) fn open_offsets(&self, t: ItemType) -> Vec<u64> {
         self.open.range(t, 0, u64::MAX).map(|(slot, _)| slot.1).collect()
@@ -204,6 +213,7 @@ impl Inode {
                 gone: false,
                 next_index: 0,
                 extents_end: if fresh { Some(0) } else { None },
+                empty: None,
                 has_xattrs: if fresh { Some(false) } else { None },
                 orphan: !fresh && fields.nlink == 0,
                 log: None,
@@ -332,6 +342,11 @@ impl Inode {
         if state.listed <= epoch {
             state.open = ItemMap::default();
             state.fate = ItemFate::Clean;
+        }
+        // The tree has no longer what the frozen tombstones hid. Each change of the open delta adds one range at most, so there are never
+        // more of them than changes.
+        if state.empty.as_ref().is_some_and(|empty| empty.len() > state.open.len() || state.open.is_empty()) {
+            state.empty = None;
         }
         let gone = state.gone && !state.has_open();
         drop(state);

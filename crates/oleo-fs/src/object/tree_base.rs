@@ -3,10 +3,11 @@
 use std::ops::ControlFlow;
 
 use oleo_format::{ItemType, Key, TreeId};
+use oleo_tree::Cursor;
 
 use crate::FsError;
 use crate::object::Core;
-use crate::object::delta::{Base, Direction, Seen, Slot, Value, Visit};
+use crate::object::delta::{Base, BaseVisit, Direction, NEAR, Seen, Slot, Value};
 
 /// The items of one object in a tree, at the newest root when it is asked.
 pub(crate) struct TreeBase<'a> {
@@ -38,7 +39,7 @@ impl Base for TreeBase<'_> {
         from: u64,
         to_incl: u64,
         direction: Direction,
-        visit: &mut Visit<'_>,
+        visit: &mut BaseVisit<'_>,
     ) -> Result<(), FsError> {
         let _look = self.core.engine.look();
         let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
@@ -49,13 +50,34 @@ impl Base for TreeBase<'_> {
             Direction::Down => cursor.seek_back(&high)?,
         };
         while let Some((key, bytes)) = cursor.current() {
-            if key < low || key > high || visit(key.offset, bytes).is_break() {
+            if key < low || key > high {
                 break;
             }
-            match direction {
-                Direction::Up => cursor.next()?,
-                Direction::Down => cursor.prev()?,
+            let ControlFlow::Continue(past) = visit(key.offset, bytes) else { break };
+            let step = |cursor: &mut Cursor<'_>| match direction {
+                Direction::Up => cursor.next(),
+                Direction::Down => cursor.prev(),
             };
+            step(&mut cursor)?;
+            let Some(past) = past else { continue };
+            let past = Key::new(self.objectid, t, past);
+            let is_before = |cursor: &Cursor<'_>| {
+                cursor.key().is_some_and(|key| match direction {
+                    Direction::Up => key < past,
+                    Direction::Down => key > past,
+                })
+            };
+            for _ in 1..NEAR {
+                if is_before(&cursor) {
+                    step(&mut cursor)?;
+                }
+            }
+            if is_before(&cursor) {
+                match direction {
+                    Direction::Up => cursor.seek(&past)?,
+                    Direction::Down => cursor.seek_back(&past)?,
+                };
+            }
         }
         Ok(())
     }

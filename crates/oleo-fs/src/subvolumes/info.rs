@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use oleo_format::{Ino, ItemType, Key, TreeId};
 use uuid::Uuid;
 
@@ -57,6 +58,11 @@ pub struct SubvolInfo {
 impl Fs {
     /// What is known of a subvolume.
     pub fn subvol_info(&self, id: TreeId) -> Result<SubvolInfo, FsError> {
+        self.info_of(id, &HashMap::new())
+    }
+
+    /// The same, for a caller that knows the paths of some of those that it may be in.
+    fn info_of(&self, id: TreeId, paths: &HashMap<TreeId, Vec<u8>>) -> Result<SubvolInfo, FsError> {
         let subvol = self.subvol(id)?;
         let item = subvol.root_item().ok_or(FsError::NotFound)?;
         let generation = self.engine().root(id)?.map_or(0, |root| root.generation.0);
@@ -64,7 +70,7 @@ impl Fs {
         Ok(SubvolInfo {
             id,
             parent: place.as_ref().map(|p| p.0),
-            path: self.path_of_subvol(id)?,
+            path: self.path_of_subvol(id, paths)?,
             place: place.map(|p| p.1),
             generation,
             read_only: subvol.is_read_only(),
@@ -85,9 +91,14 @@ impl Fs {
     /// All subvolumes, the top level first, in the order of their numbers.
     pub fn subvol_list(&self) -> Result<Vec<SubvolInfo>, FsError> {
         let mut infos = Vec::new();
+        // Most have a higher number than the one that they are in.
+        let mut paths = HashMap::new();
         for id in self.subvol_ids()? {
-            match self.subvol_info(id) {
-                Ok(info) => infos.push(info),
+            match self.info_of(id, &paths) {
+                Ok(info) => {
+                    paths.insert(id, info.path.clone());
+                    infos.push(info);
+                }
                 // Being deleted, or deleted while we went through the list.
                 Err(FsError::NotFound | FsError::Stale) => {}
                 Err(e) => return Err(e),
@@ -126,10 +137,15 @@ impl Fs {
     }
 
     /// The path of a subvolume from the top level.
-    fn path_of_subvol(&self, id: TreeId) -> Result<Vec<u8>, FsError> {
+    fn path_of_subvol(&self, id: TreeId, known: &HashMap<TreeId, Vec<u8>>) -> Result<Vec<u8>, FsError> {
         let mut parts: Vec<Vec<u8>> = Vec::new();
         let mut at = id;
         for _ in 0..NESTING_MAX {
+            if let Some(path) = known.get(&at).filter(|path| !path.is_empty()) {
+                parts.push(path.clone());
+                parts.reverse();
+                return Ok(parts.join(&b'/'));
+            }
             let Some((parent, place)) = self.root_backref(at)? else {
                 parts.reverse();
                 return Ok(parts.join(&b'/'));

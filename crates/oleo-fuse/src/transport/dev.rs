@@ -3,8 +3,9 @@
 //! Normal path: (1) [`DevFuse::handshake`] answers INIT; (2) [`serve`](Transport::serve) starts a few threads, each
 //! with a channel of its own to the connection, that read, handle and write; (3) a thread that takes a request which
 //! may wait (a commit, a long copy) while no other thread is reading starts another one, up to `threads_max`, or beyond if it
-//! waits for another request; (4) a
-//! thread that finds enough others waiting when it is done ends; (5) reading fails with ENODEV when the file system is
+//! waits for another request; (4) if all threads are stuck in requests that usually do not wait, `stalled` starts another, up to
+//! [`RELIEVED_MAX`] beyond `threads_max`; (5) a
+//! thread that finds enough others waiting when it is done ends; (6) reading fails with ENODEV when the file system is
 //! unmounted, and all threads end.
 //!
 //! Few threads, because the kernel hands requests to waiting readers in turn: with many of them each request would be
@@ -17,7 +18,7 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -26,12 +27,15 @@ use oleo_lock::{Mutex, rank};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::stalled::{Crew, Relief, Watch, Watching};
 use super::{Agree, BlockingClass, Handler, IO_LEN_MAX, Notifier, Outcome, Transport, blocking_class};
 use crate::wire::abi;
 use crate::wire::{Op, Reply, Request};
 
 /// Room for headers and names around the data of one request.
 const HEAD_ROOM: usize = 64 * 1024;
+/// Threads beyond `threads_max` for requests that a device keeps waiting.
+const RELIEVED_MAX: usize = 256;
 /// Header of a reply.
 const OUT_HEAD: usize = size_of::<abi::OutHeader>();
 
@@ -135,8 +139,8 @@ impl Buffers {
 struct Pool {
     fd: Arc<File>,
     handler: Arc<dyn Handler>,
-    /// Threads that wait for a request.
-    idle: AtomicUsize,
+    crew: Crew,
+    watch: Watch,
     /// Threads there are.
     threads: AtomicUsize,
     threads_base: usize,
@@ -145,30 +149,48 @@ struct Pool {
     /// that is not joined keeps its stack mapped, and a process may have 65 530 mappings.
     unjoined: Mutex<rank::FusePool, Vec<JoinHandle<()>>>,
     broken: OnceLock<io::Error>,
+    /// There will be no more requests.
+    ended: AtomicBool,
+}
+
+impl Relief for Pool {
+    fn crews(&self) -> Vec<&Crew> {
+        vec![&self.crew]
+    }
+
+    fn relieve(self: Arc<Self>, _: usize) {
+        if !self.ended.load(Ordering::Acquire) && self.threads.load(Ordering::Acquire) < self.threads_max + RELIEVED_MAX {
+            // Without another thread the requests wait.
+            let _ = self.start();
+        }
+    }
 }
 
 impl Transport for DevFuse {
     fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let base = (cores + 1).min(self.threads_max);
-        let pool = Arc::new(Pool {
-            fd: self.fd.clone(),
-            handler,
-            idle: AtomicUsize::new(0),
-            threads: AtomicUsize::new(0),
-            threads_base: base,
-            threads_max: self.threads_max,
-            unjoined: Mutex::default(),
-            broken: OnceLock::new(),
-        });
+        let (pool, watching) = Watching::start(|watch| {
+            Arc::new(Pool {
+                fd: self.fd.clone(),
+                handler,
+                crew: Crew::default(),
+                watch,
+                threads: AtomicUsize::new(0),
+                threads_base: base,
+                threads_max: self.threads_max,
+                unjoined: Mutex::default(),
+                broken: OnceLock::new(),
+                ended: AtomicBool::new(false),
+            })
+        })?;
         for _ in 0..base {
             pool.clone().start()?;
         }
-        // Threads may start others until the last one has ended.
-        loop {
-            let Some(thread) = pool.unjoined.lock().pop() else { break };
-            pool.join(thread);
-        }
+        // Threads may start others until the last one has ended; then nobody else does.
+        pool.join_all();
+        drop(watching);
+        pool.join_all();
         match Arc::into_inner(pool).and_then(|mut pool| pool.broken.take()) {
             Some(error) => Err(error),
             None => Ok(()),
@@ -207,6 +229,13 @@ impl Pool {
         }
     }
 
+    fn join_all(&self) {
+        loop {
+            let Some(thread) = self.unjoined.lock().pop() else { break };
+            self.join(thread);
+        }
+    }
+
     /// Returns when a thread is gone, and its stack with it.
     fn join(&self, thread: JoinHandle<()>) {
         if thread.join().is_err() {
@@ -217,28 +246,32 @@ impl Pool {
     fn work(self: Arc<Pool>, fd: &File) {
         let mut buffers = Buffers::new();
         loop {
-            self.idle.fetch_add(1, Ordering::AcqRel);
+            self.crew.waits();
             let received = buffers.receive(fd);
-            let left = self.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+            let left = self.crew.takes();
             let (head, waits) = match received {
                 Ok(Some((head, body))) => (head, self.handler.waits_for_another(&head, body)),
-                Ok(None) => break,
+                Ok(None) => break self.ended.store(true, Ordering::Release),
                 Err(e) => {
                     let _ = self.broken.set(e);
-                    break;
+                    break self.ended.store(true, Ordering::Release);
                 }
             };
             // The other request must find a thread, however many wait for theirs.
             let may_start = waits || self.threads.load(Ordering::Acquire) < self.threads_max;
-            if left == 0 && (waits || blocking_class(head.opcode) != BlockingClass::Quick) && may_start {
-                // Without another thread this one will do.
-                let _ = self.clone().start();
+            if left == 0 {
+                let starts = may_start && (waits || blocking_class(head.opcode) != BlockingClass::Quick);
+                // Without another thread this one will do, as long as it is not stuck.
+                if !(starts && self.clone().start().is_ok()) {
+                    self.watch.look();
+                }
             }
             if let Err(e) = answer(fd, &*self.handler, &head, &mut buffers) {
                 let _ = self.broken.set(e);
                 break;
             }
-            if self.idle.load(Ordering::Acquire) >= self.threads_base {
+            self.crew.answered();
+            if self.crew.waiting() >= self.threads_base {
                 break;
             }
         }

@@ -25,7 +25,7 @@ impl Replay<'_> {
         let mut guard = inode.write();
         let from = guard.fields().size.next_multiple_of(self.sector);
         let mut items = MapMutOf { guard: &mut guard, handle: self.handle, sector: self.sector };
-        let freed = map::drop_range(&mut items, from, MAP_END)?;
+        let freed = map::make_hole(&mut items, from, MAP_END)?;
         let fields = guard.fields_mut(self.handle);
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         Ok(())
@@ -52,7 +52,9 @@ impl Replay<'_> {
         }
         let end = at.saturating_add(extent.len(self.sector).max(1)).next_multiple_of(self.sector);
         let mut items = MapMutOf { guard: &mut guard, handle: self.handle, sector: self.sector };
-        let freed = map::drop_range(&mut items, at, end)?;
+        let is_gap = self.no_holes && matches!(extent, Extent::Hole { .. });
+        let freed =
+            if is_gap { map::make_hole(&mut items, at, end)? } else { map::drop_range(&mut items, at, end)? };
         let added = extent.counted();
         if let Extent::Span(span) = &extent {
             let flags = InodeFlags::from_bits_retain(items.guard.fields().flags);
@@ -64,7 +66,7 @@ impl Replay<'_> {
             Extent::Span(Span { compression, .. }) | Extent::Inline { compression, .. } => self.require(*compression),
             Extent::Hole { .. } => {}
         }
-        if !(self.no_holes && matches!(extent, Extent::Hole { .. })) {
+        if !is_gap {
             items.put(at, extent);
         }
         let fields = guard.fields_mut(self.handle);

@@ -321,7 +321,7 @@ impl Replay<'_> {
                     None => break,
                 }
             }
-            good.append(&mut way);
+            good.extend(way);
         }
         Ok(())
     }

@@ -1,0 +1,289 @@
+//! Other threads for those that a device keeps waiting.
+//!
+//! Any request may have to read from a device: a name that is looked up, the attributes of a file, a directory that is listed. As a rule
+//! it takes as long as memory does, and waking another thread for each request would cost more than answering it. A device that
+//! does not answer keeps such a request for as long as a minute, and with it the thread that answers it. So each thread answers what it
+//! takes, and one more looks whether all of them are stuck:
+//!
+//! 1. A [`Crew`] counts its threads that wait for a request, and the requests that were answered.
+//! 2. A thread that takes a request and leaves nobody waiting calls [`Watch::look`], which wakes the watching thread unless it is awake.
+//! 3. The watching thread looks each [`TICK`]. A crew of which nobody waits, and that has answered nothing since the last look, gets
+//!    another thread. After [`QUIET`] looks at which all crews had somebody waiting it sleeps again.
+//!
+//! Nobody else can tell: a thread may wait for the device, for a lock of a thread that does, or for one that reads the same block.
+//!
+//! Invariants: a crew that has fewer threads than it may have takes requests again after two looks at most. What a request costs if nothing
+//! is stuck is two additions. Bounds: `Relief::relieve` decides how many threads there may be; with as many requests stuck, all
+//! others wait. Locks: none.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::Duration;
+
+use oleo_device::affinity;
+
+/// How long a crew may be stuck before it is seen: a hundred times what a request takes.
+const TICK: Duration = Duration::from_millis(5);
+/// Looks without anything to see before the watching thread sleeps.
+const QUIET: usize = 20;
+
+/// Threads of which each answers one request at a time; what they count.
+#[derive(Default)]
+pub struct Crew {
+    /// That wait for a request, or are on their way to.
+    waiting: AtomicUsize,
+    /// Requests that were answered, modulo 2⁶⁴ or less.
+    answered: AtomicUsize,
+}
+
+impl Crew {
+    /// A thread is about to wait for a request.
+    pub fn waits(&self) {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A thread has a request, or has stopped to wait. How many others wait.
+    pub fn takes(&self) -> usize {
+        self.waiting.fetch_sub(1, Ordering::AcqRel) - 1
+    }
+
+    /// A request was answered.
+    pub fn answered(&self) {
+        self.answered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many wait for a request.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
+    }
+}
+
+/// Threads that can be relieved.
+pub trait Relief: Send + Sync {
+    /// The crews: as many at each call, in the same order.
+    fn crews(&self) -> Vec<&Crew>;
+    /// Starts another thread of a crew, unless there are as many as there may be.
+    fn relieve(self: Arc<Self>, crew: usize);
+}
+
+#[derive(Default)]
+struct Shared {
+    awake: AtomicBool,
+    over: AtomicBool,
+}
+
+/// Wakes the watching thread.
+#[derive(Clone)]
+pub struct Watch {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+impl Watch {
+    /// Some crew has nobody waiting.
+    #[inline]
+    pub fn look(&self) {
+        // Only read, mostly.
+        if !self.shared.awake.load(Ordering::Relaxed) && !self.shared.awake.swap(true, Ordering::AcqRel) {
+            self.thread.unpark();
+        }
+    }
+}
+
+/// The watching thread; it ends when this is dropped.
+pub struct Watching {
+    watch: Watch,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watching {
+    /// Starts it. What it watches is told to it by [`begin`](Watching::begin).
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start<R: Relief + 'static>(of: impl FnOnce(Watch) -> Arc<R> + Send) -> io::Result<(Arc<R>, Watching)> {
+        let shared = Arc::<Shared>::default();
+        let (give, take) = std::sync::mpsc::channel::<Arc<R>>();
+        let thread = std::thread::Builder::new().name("fuse-watch".to_owned()).spawn({
+            let shared = shared.clone();
+            move || {
+                affinity::unbind();
+                if let Ok(relief) = take.recv() {
+                    watch(&shared, &relief);
+                }
+            }
+        })?;
+        let watch = Watch { shared, thread: thread.thread().clone() };
+        let relief = of(watch.clone());
+        // It ends only after this.
+        let _ = give.send(relief.clone());
+        Ok((relief, Watching { watch, thread: Some(thread) }))
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.watch.shared.over.store(true, Ordering::Release);
+        self.watch.thread.unpark();
+        if let Some(thread) = self.thread.take() {
+            // If it has panicked, nobody is relieved any more, which was seen then.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
+    let is_over = || shared.over.load(Ordering::Acquire);
+    // What each crew had answered when it was last seen with nobody waiting.
+    let mut seen: Vec<Option<usize>> = relief.crews().iter().map(|_| None).collect();
+    while !is_over() {
+        if !shared.awake.load(Ordering::Acquire) {
+            std::thread::park();
+            continue;
+        }
+        let mut quiet = 0;
+        while quiet < QUIET && !is_over() {
+            std::thread::park_timeout(TICK);
+            quiet += 1;
+            for at in stuck(relief.crews(), &mut seen, &mut quiet) {
+                relief.clone().relieve(at);
+            }
+        }
+        // Whoever leaves nobody waiting from now on wakes it again; whoever did before is seen once more.
+        shared.awake.store(false, Ordering::Release);
+        if relief.crews().iter().any(|crew| crew.waiting() == 0) {
+            shared.awake.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// The crews of which nobody waits and that have answered nothing since the last look.
+fn stuck(crews: Vec<&Crew>, seen: &mut [Option<usize>], quiet: &mut usize) -> Vec<usize> {
+    let mut stuck = Vec::new();
+    for (at, crew) in crews.into_iter().enumerate() {
+        let answered = (crew.waiting() == 0).then(|| crew.answered.load(Ordering::Relaxed));
+        if answered.is_some() {
+            *quiet = 0;
+            if seen[at] == answered {
+                stuck.push(at);
+            }
+        }
+        seen[at] = answered;
+    }
+    stuck
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use oleo_lock::{Mutex, rank};
+
+    use super::*;
+
+    /// Goal: only a crew of which nobody waits, and that has answered nothing since the last look, is stuck. Method: looks after each step of one.
+    #[test]
+    fn whoever_gets_on_is_not_stuck() {
+        let crew = Crew::default();
+        let mut seen = [None];
+        let mut look = || (stuck(vec![&crew], &mut seen, &mut 0), crew.waiting());
+        crew.waits();
+        crew.waits();
+        assert_eq!(look(), (vec![], 2));
+        assert_eq!(crew.takes(), 1);
+        assert_eq!((look(), look()), ((vec![], 1), (vec![], 1)));
+        assert_eq!(crew.takes(), 0);
+        assert_eq!((look(), look()), ((vec![], 0), (vec![0], 0)));
+        crew.answered();
+        assert_eq!((look(), look()), ((vec![], 0), (vec![0], 0)));
+        crew.waits();
+        assert_eq!(look(), (vec![], 1));
+        assert_eq!(crew.takes(), 0);
+        assert_eq!((look(), look()), ((vec![], 0), (vec![0], 0)));
+    }
+
+    /// Threads that are given work by a channel, as a transport's are by the kernel.
+    struct Pool {
+        crew: Crew,
+        watch: Watch,
+        left: AtomicUsize,
+        work: std::sync::Mutex<mpsc::Receiver<Box<dyn FnOnce() + Send>>>,
+        threads: Mutex<rank::FusePool, Vec<JoinHandle<()>>>,
+    }
+
+    impl Pool {
+        fn start(self: &Arc<Self>) {
+            let pool = self.clone();
+            let thread = std::thread::spawn(move || {
+                loop {
+                    pool.crew.waits();
+                    let work = pool.work.lock().unwrap().recv();
+                    if pool.crew.takes() == 0 {
+                        pool.watch.look();
+                    }
+                    let Ok(work) = work else { return };
+                    work();
+                    pool.crew.answered();
+                }
+            });
+            self.threads.lock().push(thread);
+        }
+    }
+
+    impl Relief for Pool {
+        fn crews(&self) -> Vec<&Crew> {
+            vec![&self.crew]
+        }
+        fn relieve(self: Arc<Self>, _: usize) {
+            if self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok() {
+                self.start();
+            }
+        }
+    }
+
+    /// Goal: work that is stuck does not keep other work waiting, up to the bound. Method: one thread; eleven pieces of work that wait until the
+    /// end, each followed by one that does not; then more that wait than there may be threads.
+    #[test]
+    fn whoever_is_stuck_is_relieved() {
+        const EXTRA: usize = 12;
+        let (work, taken) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let (pool, watching) = Watching::start(|watch| {
+            Arc::new(Pool {
+                crew: Crew::default(),
+                watch,
+                left: AtomicUsize::new(EXTRA),
+                work: std::sync::Mutex::new(taken),
+                threads: Mutex::default(),
+            })
+        })
+        .unwrap();
+        pool.start();
+        let (open, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(std::sync::Mutex::new(gate));
+        let stick = || {
+            let gate = gate.clone();
+            work.send(Box::new(move || drop(gate.lock().unwrap().recv()))).unwrap();
+        };
+        let ask = || {
+            let (done, is_done) = mpsc::channel();
+            work.send(Box::new(move || done.send(()).unwrap())).unwrap();
+            is_done
+        };
+        for _ in 0..EXTRA - 1 {
+            stick();
+            ask().recv_timeout(Duration::from_secs(20)).unwrap();
+        }
+        stick();
+        stick();
+        let late = ask();
+        assert!(late.recv_timeout(20 * TICK).is_err(), "there are as many threads as there may be");
+        assert_eq!(pool.left.load(Ordering::Acquire), 0);
+        drop(open);
+        late.recv_timeout(Duration::from_secs(20)).unwrap();
+        drop((work, watching));
+        let threads = std::mem::take(&mut *pool.threads.lock());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
