@@ -28,9 +28,39 @@ pub type Shares = HashMap<Arc<[TreeId]>, u64>;
 struct Due {
     /// What its parent says; `None` for a root.
     expect: NodeExpect,
-    set: RootSet,
+    sets: Gathered,
     /// The progress of the deletion of the only tree that reaches it, if it points into this block.
     progress: Option<DropProgress>,
+}
+
+/// Sets of which the union is asked for when all are there.
+#[derive(Default)]
+struct Gathered {
+    first: RootSet,
+    /// May have some of them several times, but fewer than three times as many as there are.
+    others: Vec<RootSet>,
+    /// How many of `others` are distinct, as far as that was looked at.
+    distinct: usize,
+}
+
+impl Gathered {
+    fn add(&mut self, set: RootSet) {
+        if self.first == RootSet::EMPTY {
+            self.first = set;
+        } else if self.first != set && self.others.last() != Some(&set) {
+            self.others.push(set);
+            if self.others.len() > 2 * self.distinct + 8 {
+                self.others.sort_unstable();
+                self.others.dedup();
+                self.distinct = self.others.len();
+            }
+        }
+    }
+
+    fn union(mut self, sets: &mut RootSets) -> RootSet {
+        self.others.push(self.first);
+        sets.union_of(&self.others)
+    }
 }
 
 /// Counts the subvolumes of a base. `goes_on` is called now and then; if it returns false, the result is `None`.
@@ -45,46 +75,65 @@ pub fn shares(engine: &Engine, base: &ScanBase, goes_on: &dyn Fn() -> bool) -> R
         let Some(level) = levels.get_mut(usize::from(root.level)) else { continue };
         let expect =
             NodeExpect { generation: Some(root.generation), level: Some(root.level), ..NodeExpect::at(root.logical) };
-        level.insert(root.logical, Due { expect, set: sets.one(root.tree), progress: *progress });
+        let mut reached = Gathered::default();
+        reached.add(sets.one(root.tree));
+        level.insert(root.logical, Due { expect, sets: reached, progress: *progress });
     }
     let mut bytes: HashMap<RootSet, u64> = HashMap::new();
     let mut data: HashMap<Logical, (u64, RootSet)> = HashMap::new();
+    // Of the few extents that leaves of several sets name.
+    let mut several: HashMap<Logical, Gathered> = HashMap::new();
     let nodesize = u64::from(engine.nodesize());
     while let Some(mut level) = levels.pop() {
         let mut due: Vec<Due> = level.drain().map(|(_, due)| due).collect();
         due.sort_unstable_by_key(|due| due.expect.logical);
-        for batch in due.chunks(BATCH_BLOCKS) {
+        let mut due = due.into_iter();
+        loop {
+            let batch: Vec<Due> = due.by_ref().take(BATCH_BLOCKS).collect();
+            if batch.is_empty() {
+                break;
+            }
             if !goes_on() {
                 return Ok(None);
             }
             let expects: Vec<NodeExpect> = batch.iter().map(|due| due.expect).collect();
-            for (due, node) in batch.iter().zip(engine.volume().read_blocks(&expects)) {
+            for (Due { sets: reached, progress, .. }, node) in batch.into_iter().zip(engine.volume().read_blocks(&expects)) {
                 let node = node?;
-                *bytes.entry(due.set).or_default() += nodesize;
+                let reached = reached.union(&mut sets);
+                *bytes.entry(reached).or_default() += nodesize;
                 if node.is_leaf() {
                     for (key, item) in node.iter() {
                         let Some(used) = data_use(&key, item) else { continue };
-                        let (_, set) = data.entry(used.extent).or_insert((used.len.0, RootSet::EMPTY));
-                        *set = sets.union(*set, due.set);
+                        let (_, set) = data.entry(used.extent).or_insert((used.len.0, reached));
+                        if *set != reached {
+                            several.entry(used.extent).or_default().add(reached);
+                        }
                     }
                     continue;
                 }
                 let below = levels.last_mut().expect("a node is above level 0");
-                let first = due.progress.map_or(0, |progress| node.child_slot(&progress.key));
+                let first = progress.map_or(0, |progress| node.child_slot(&progress.key));
                 for slot in first..node.len() {
                     let child: ChildPtr = node.child(slot);
-                    let inside = due.progress.filter(|progress| slot == first && node.level() > progress.level);
+                    let inside = progress.filter(|progress| slot == first && node.level() > progress.level);
                     let known = below.entry(child.logical).or_insert_with(|| Due {
                         expect: NodeExpect::child(&child, node.level()),
-                        set: RootSet::EMPTY,
+                        sets: Gathered::default(),
                         progress: inside,
                     });
-                    known.set = sets.union(known.set, due.set);
+                    known.sets.add(reached);
                 }
             }
         }
     }
-    for (len, set) in data.into_values() {
+    for (at, (len, set)) in data {
+        let set = match several.remove(&at) {
+            Some(mut others) => {
+                others.add(set);
+                others.union(&mut sets)
+            }
+            None => set,
+        };
         *bytes.entry(set).or_default() += len;
     }
     Ok(Some(bytes.into_iter().map(|(set, bytes)| (sets.trees(set).clone(), bytes)).collect()))

@@ -141,15 +141,15 @@ impl<'e> Backrefs<'e> {
         if let Some(known) = self.blocks.get(&at) {
             return Ok(*known);
         }
-        let mut set = RootSet::EMPTY;
+        let mut found = Vec::new();
         if self.is_sole(node)? && self.stored(at)?.is_some() {
-            set = self.sets.one(node.owner());
+            found.push(self.sets.one(node.owner()));
         } else {
             for user in self.users(at)? {
                 let above = match user {
                     RefKey::TreeRoot(tree) => match self.above_in(tree, node)? {
                         Above::Root => {
-                            set = self.sets.with(set, tree);
+                            found.push(self.sets.one(tree));
                             continue;
                         }
                         above => above,
@@ -164,10 +164,10 @@ impl<'e> Backrefs<'e> {
                         .within(format!("block {}, parent {}", node.logical(), parent.logical()))
                         .into());
                 }
-                let more = self.of_block(&parent)?;
-                set = self.sets.union(set, more);
+                found.push(self.of_block(&parent)?);
             }
         }
+        let set = self.sets.union_of(&found);
         self.blocks.insert(at, set);
         Ok(set)
     }

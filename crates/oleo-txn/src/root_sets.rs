@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use oleo_format::TreeId;
 
 /// A set of a [`RootSets`]: equal sets have equal numbers.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct RootSet(u32);
 
 impl RootSet {
@@ -81,6 +81,25 @@ impl RootSets {
         set
     }
 
+    /// What is in any of these. Those in between are not kept, of which as many as sets, each a little larger, would take the square of
+    /// their number.
+    pub fn union_of(&mut self, sets: &[RootSet]) -> RootSet {
+        let mut distinct = sets.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        match *distinct {
+            [] => RootSet::EMPTY,
+            [one] => one,
+            [a, b] => self.union(a, b),
+            _ => {
+                let mut trees: Vec<TreeId> = distinct.iter().flat_map(|set| self.trees(*set).iter().copied()).collect();
+                trees.sort_unstable();
+                trees.dedup();
+                self.of(&trees)
+            }
+        }
+    }
+
     /// A set and one tree more.
     pub fn with(&mut self, set: RootSet, tree: TreeId) -> RootSet {
         if let Some(known) = self.withs.get(&(set, tree)) {
@@ -124,6 +143,8 @@ mod tests {
                 assert_eq!(sx == sy, x == y);
                 let union = sets.union(sx, sy);
                 assert_eq!(sets.trees(union).to_vec(), list(&(&x | &y)));
+                let other = sets.of(&list(&of(a & 5)));
+                assert_eq!(sets.union_of(&[sy, other, sx, sy]), union);
                 let rest = sets.only(sx, |tree| !y.contains(&tree));
                 assert_eq!(sets.trees(rest).to_vec(), list(&(&x - &y)));
                 for tree in 0..5 {
@@ -135,5 +156,15 @@ mod tests {
         }
         assert_eq!(sets.all.len(), 32, "each set once");
         assert_eq!(sets.of(&[]), RootSet::EMPTY);
+        assert_eq!(sets.union_of(&[]), RootSet::EMPTY);
+    }
+
+    /// Goal: the union of many sets takes memory for itself only.
+    #[test]
+    fn unions_of_many() {
+        let mut sets = RootSets::default();
+        let ones: Vec<RootSet> = (0..100).map(|tree| sets.one(TreeId(tree))).collect();
+        let union = sets.union_of(&ones);
+        assert_eq!((sets.trees(union).len(), sets.all.len()), (100, 102));
     }
 }

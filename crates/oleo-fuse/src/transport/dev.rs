@@ -27,7 +27,7 @@ use oleo_lock::{Mutex, rank};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::stalled::{Crew, Relief, Watch, Watching};
+use super::stalled::{Crew, Look, Relief, Watch, Watching};
 use super::{Agree, BlockingClass, Handler, IO_LEN_MAX, Notifier, Outcome, Transport, blocking_class};
 use crate::wire::abi;
 use crate::wire::{Op, Reply, Request};
@@ -154,8 +154,8 @@ struct Pool {
 }
 
 impl Relief for Pool {
-    fn crews(&self) -> Vec<&Crew> {
-        vec![&self.crew]
+    fn looks(&self) -> Vec<Look> {
+        vec![self.crew.look()]
     }
 
     fn relieve(self: Arc<Self>, _: usize) {
@@ -263,7 +263,7 @@ impl Pool {
                 let starts = may_start && (waits || blocking_class(head.opcode) != BlockingClass::Quick);
                 // Without another thread this one will do, as long as it is not stuck.
                 if !(starts && self.clone().start().is_ok()) {
-                    self.watch.look();
+                    self.watch.wake();
                 }
             }
             if let Err(e) = answer(fd, &*self.handler, &head, &mut buffers) {

@@ -6,7 +6,7 @@
 //! takes, and one more looks whether all of them are stuck:
 //!
 //! 1. A [`Crew`] counts its threads that wait for a request, and the requests that were answered.
-//! 2. A thread that takes a request and leaves nobody waiting calls [`Watch::look`], which wakes the watching thread unless it is awake.
+//! 2. A thread that takes a request and leaves nobody waiting calls [`Watch::wake`], which wakes the watching thread unless it is awake.
 //! 3. The watching thread looks each [`TICK`]. A crew of which nobody waits, and that has answered nothing since the last look, gets
 //!    another thread. After [`QUIET`] looks at which all crews had somebody waiting it sleeps again.
 //!
@@ -58,12 +58,26 @@ impl Crew {
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Acquire)
     }
+
+    /// What the watching thread wants to know.
+    pub fn look(&self) -> Look {
+        Look { free: self.waiting() > 0, answered: self.answered.load(Ordering::Relaxed) }
+    }
+}
+
+/// How a crew is at some moment.
+#[derive(Clone, Copy)]
+pub struct Look {
+    /// The next request, or the one that waits for a thread, finds one.
+    pub free: bool,
+    /// Requests that were answered.
+    pub answered: usize,
 }
 
 /// Threads that can be relieved.
 pub trait Relief: Send + Sync {
-    /// The crews: as many at each call, in the same order.
-    fn crews(&self) -> Vec<&Crew>;
+    /// A look at each crew: as many at each call, in the same order.
+    fn looks(&self) -> Vec<Look>;
     /// Starts another thread of a crew, unless there are as many as there may be.
     fn relieve(self: Arc<Self>, crew: usize);
 }
@@ -84,7 +98,7 @@ pub struct Watch {
 impl Watch {
     /// Some crew has nobody waiting.
     #[inline]
-    pub fn look(&self) {
+    pub fn wake(&self) {
         // Only read, mostly.
         if !self.shared.awake.load(Ordering::Relaxed) && !self.shared.awake.swap(true, Ordering::AcqRel) {
             self.thread.unpark();
@@ -137,7 +151,7 @@ impl Drop for Watching {
 fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
     let is_over = || shared.over.load(Ordering::Acquire);
     // What each crew had answered when it was last seen with nobody waiting.
-    let mut seen: Vec<Option<usize>> = relief.crews().iter().map(|_| None).collect();
+    let mut seen: Vec<Option<usize>> = relief.looks().iter().map(|_| None).collect();
     while !is_over() {
         if !shared.awake.load(Ordering::Acquire) {
             std::thread::park();
@@ -147,23 +161,23 @@ fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
         while quiet < QUIET && !is_over() {
             std::thread::park_timeout(TICK);
             quiet += 1;
-            for at in stuck(relief.crews(), &mut seen, &mut quiet) {
+            for at in stuck(relief.looks(), &mut seen, &mut quiet) {
                 relief.clone().relieve(at);
             }
         }
         // Whoever leaves nobody waiting from now on wakes it again; whoever did before is seen once more.
         shared.awake.store(false, Ordering::Release);
-        if relief.crews().iter().any(|crew| crew.waiting() == 0) {
+        if relief.looks().iter().any(|look| !look.free) {
             shared.awake.store(true, Ordering::Release);
         }
     }
 }
 
 /// The crews of which nobody waits and that have answered nothing since the last look.
-fn stuck(crews: Vec<&Crew>, seen: &mut [Option<usize>], quiet: &mut usize) -> Vec<usize> {
+fn stuck(looks: Vec<Look>, seen: &mut [Option<usize>], quiet: &mut usize) -> Vec<usize> {
     let mut stuck = Vec::new();
-    for (at, crew) in crews.into_iter().enumerate() {
-        let answered = (crew.waiting() == 0).then(|| crew.answered.load(Ordering::Relaxed));
+    for (at, look) in looks.into_iter().enumerate() {
+        let answered = (!look.free).then_some(look.answered);
         if answered.is_some() {
             *quiet = 0;
             if seen[at] == answered {
@@ -188,7 +202,7 @@ mod tests {
     fn whoever_gets_on_is_not_stuck() {
         let crew = Crew::default();
         let mut seen = [None];
-        let mut look = || (stuck(vec![&crew], &mut seen, &mut 0), crew.waiting());
+        let mut look = || (stuck(vec![crew.look()], &mut seen, &mut 0), crew.waiting());
         crew.waits();
         crew.waits();
         assert_eq!(look(), (vec![], 2));
@@ -221,7 +235,7 @@ mod tests {
                     pool.crew.waits();
                     let work = pool.work.lock().unwrap().recv();
                     if pool.crew.takes() == 0 {
-                        pool.watch.look();
+                        pool.watch.wake();
                     }
                     let Ok(work) = work else { return };
                     work();
@@ -233,8 +247,8 @@ mod tests {
     }
 
     impl Relief for Pool {
-        fn crews(&self) -> Vec<&Crew> {
-            vec![&self.crew]
+        fn looks(&self) -> Vec<Look> {
+            vec![self.crew.look()]
         }
         fn relieve(self: Arc<Self>, _: usize) {
             if self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok() {

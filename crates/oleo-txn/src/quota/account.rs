@@ -217,14 +217,13 @@ impl Account<'_> {
 
     /// Who names a data extent now, and how often the trees of each set do.
     fn names(&mut self, at: Logical) -> Result<(RootSet, Vec<(RootSet, i64)>), TxnError> {
-        let mut all = RootSet::EMPTY;
-        let mut counts = Vec::new();
+        let (mut sets, mut counts) = (Vec::new(), Vec::new());
         for naming in self.refs.naming(at)? {
             let set = self.refs.of_block(&naming.leaf)?;
-            all = self.refs.sets.union(all, set);
+            sets.push(set);
             counts.push((set, naming.items as i64));
         }
-        Ok((all, counts))
+        Ok((self.refs.sets.union_of(&sets), counts))
     }
 
     /// An extent that `now` reaches, each tree in `uses` ways: snapshots of this transaction are left to later.

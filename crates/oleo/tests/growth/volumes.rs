@@ -16,13 +16,19 @@ use crate::{Case, case};
 pub const CASES: &[Case] = &[
     case("make n snapshots", |n| {
         let image = with_subvol(20)?;
-        measure(|| snapshots(&image, n))
+        measure(|| {
+            snapshots(&image, n)?;
+            Ok(image.sync()?)
+        })
     })
     .from(16),
     case("make n snapshots with quota", |n| {
         let image = with_subvol(20)?;
         image.quota_enable()?;
-        measure(|| snapshots(&image, n))
+        measure(|| {
+            snapshots(&image, n)?;
+            Ok(image.sync()?)
+        })
     })
     .from(16),
     case("delete n snapshots", |n| {
