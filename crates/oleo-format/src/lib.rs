@@ -1,7 +1,7 @@
 //! The format of a btrfs volume: keys, items, nodes, superblocks, checksums, compression; and the format of a send
 //! stream.
 //!
-//! Nothing here does I/O or holds state (but for a count in debug builds, `work`). Facts come from the format's documentation and the UAPI headers
+//! Nothing here does I/O or holds state (except for a count in debug builds, `work`). Facts come from the format's documentation and the UAPI headers
 //! `linux/btrfs.h` and `linux/btrfs_tree.h`. `docs/format.md` shows the bytes.
 
 mod chunk;

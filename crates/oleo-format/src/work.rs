@@ -1,7 +1,7 @@
 //! How much work is done: a count of the items and keys that are looked at, for the test of growth (`tests/growth` of `oleo`).
 //!
-//! On a machine that does other things as well, time says little; a count is the same every time. Only debug builds count, and only
-//! while they are asked to.
+//! Times differ from run to run on a machine that is shared; a count does not. Only debug builds count, and only
+//! while `count` is on.
 
 #[cfg(debug_assertions)]
 mod counted {

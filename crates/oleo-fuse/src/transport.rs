@@ -40,7 +40,7 @@ pub enum Outcome {
 /// How long answering takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum BlockingClass {
-    /// Memory and processor alone, as a rule. If it has to wait for a device all the same, `stalled` sees that.
+    /// Memory and processor alone, as a rule. If it waits for a device all the same, `stalled` sees that.
     Quick,
     /// It may wait for a device, or for room in memory.
     MayWait,

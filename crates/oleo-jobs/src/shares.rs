@@ -33,7 +33,7 @@ struct Due {
     progress: Option<DropProgress>,
 }
 
-/// Sets of which the union is asked for when all are there.
+/// Collects sets; the union is computed once, when all are known.
 #[derive(Default)]
 struct Gathered {
     first: RootSet,

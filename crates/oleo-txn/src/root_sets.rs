@@ -81,8 +81,8 @@ impl RootSets {
         set
     }
 
-    /// What is in any of these. Those in between are not kept, of which as many as sets, each a little larger, would take the square of
-    /// their number.
+    /// Returns the union of all of these. Unlike repeated [`union`](Self::union) it keeps no sets in between, whose memory would be the
+    /// square of their number.
     pub fn union_of(&mut self, sets: &[RootSet]) -> RootSet {
         let mut distinct = sets.to_vec();
         distinct.sort_unstable();

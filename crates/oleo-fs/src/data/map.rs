@@ -192,7 +192,7 @@ pub(crate) trait ExtentMap {
 pub(crate) trait ExtentMapMut: ExtentMap {
     fn put(&mut self, at: u64, extent: Extent);
     fn delete(&mut self, at: u64);
-    /// Notes that no item begins from one offset up to another: walks need not look there at what was deleted.
+    /// Notes that no item begins from one offset up to another, so that walks pass over deleted items there.
     fn note_empty(&mut self, from: u64, to: u64) {
         let _ = (from, to);
     }
@@ -248,12 +248,12 @@ pub(crate) fn has_data(map: &(impl ExtentMap + ?Sized), range: Range<u64>) -> Re
     Ok(found)
 }
 
-/// When dropping notes that nothing is left.
+/// When a drop of items notes that the range is empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Note {
-    /// Whenever something was dropped: nothing takes its place.
+    /// Whenever items were dropped: none takes their place.
     Holes,
-    /// If it was more than one item: what is about to take its place may hide each of them in turn, but not all.
+    /// If more than one item was dropped: the item that is about to be put has the key of one of them at most.
     Many,
 }
 
@@ -268,7 +268,7 @@ pub(crate) fn drop_some(
     drop_first(map, from, to, limit, Note::Holes)
 }
 
-/// Continues a hole where [`drop_some`] has stopped: nothing sticks out of what it dropped, so nobody looks back over that.
+/// Continues a hole at the offset where [`drop_some`] has stopped: no item reaches over it, so there is no look back.
 pub(crate) fn drop_more(
     map: &mut (impl ExtentMapMut + ?Sized),
     from: u64,
@@ -311,7 +311,7 @@ fn drop_first(
     Ok((freed + more, pos))
 }
 
-/// Drops the items that begin in `from..to`; it is known that none begins in `empty_from..from`.
+/// Drops the items that begin in `from..to`. The caller has seen that none begins in `empty_from..from`.
 fn drop_next(
     map: &mut (impl ExtentMapMut + ?Sized),
     empty_from: u64,
@@ -363,12 +363,12 @@ fn put_tail(
     Ok(counted)
 }
 
-/// Takes away all that the map says about `from..to`, for something else to be put there, and returns by how much `nbytes` shrinks.
+/// Drops the items of `from..to`, before others are put there. Returns by how much `nbytes` shrinks.
 pub(crate) fn drop_range(map: &mut (impl ExtentMapMut + ?Sized), from: u64, to: u64) -> Result<u64, FsError> {
     drop_all(map, from, to, Note::Many)
 }
 
-/// The same where nothing is put.
+/// The same if no others are put.
 pub(crate) fn make_hole(map: &mut (impl ExtentMapMut + ?Sized), from: u64, to: u64) -> Result<u64, FsError> {
     drop_all(map, from, to, Note::Holes)
 }

@@ -10,7 +10,7 @@ use crate::data::map::{self, Extent};
 use crate::data::pieces;
 use crate::object::{Direction, Inode, InodeFields, Items, ReadGuard};
 
-/// Runs of buffered bytes that are looked at when somebody asks for a file's attributes.
+/// Runs of buffered bytes that are compared with the extent map for a file's attributes.
 const SHOWN_RUNS_MAX: usize = 64;
 
 /// What a range of a file is.
@@ -112,8 +112,8 @@ pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
         return shown;
     }
     let sector = u64::from(inode.core().engine().sectorsize());
-    // If there are very many runs, some of them stand for all, and the number is nearly right; what cannot be read is reported when it
-    // is read.
+    // If there are very many runs, the first of them are taken as a sample, and the number is nearly right. An error is reported by the
+    // read that needs the block.
     let (runs, bytes, all_bytes, mut added, promised) = {
         let buffer = inode.data.buffer.lock();
         let Some(b) = &*buffer else { return shown };

@@ -159,6 +159,7 @@ impl Inode {
         let mut shown = guard.fields().size;
         let mut freed = 0;
         let mut done = false;
+        let highest = *last;
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         self.core().poison_on_error(|| {
             for _ in 0..batch {
@@ -180,8 +181,10 @@ impl Inode {
                     break;
                 }
             }
-            // Behind what was dropped nothing is left; `last` does not rise.
-            items.note_empty(*last, MAP_END);
+            // Only the offsets that this step has looked at: they were looked at under this guard.
+            if *last < highest {
+                items.note_empty(*last, highest.saturating_add(1));
+            }
             Ok(())
         })?;
         if done {

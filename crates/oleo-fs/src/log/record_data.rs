@@ -42,7 +42,7 @@ impl Recorder<'_> {
             }
         }
         let map = MapOf { items: guard, sector };
-        // Each grows until no item of the log or of now reaches over an edge. What was looked at is not looked at again.
+        // Each range grows until no item of the log or of now reaches over an edge. `done` is the end of the part that is finished.
         let mut done = 0;
         for (first, _) in ranges.list() {
             if first < done {

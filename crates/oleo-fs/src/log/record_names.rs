@@ -111,7 +111,7 @@ impl Recorder<'_> {
     /// What the names of a logged inode mean for others.
     pub(super) fn names(&mut self, ino: Ino, now: &[NameOf], uncommitted: bool) -> Result<(), FsError> {
         let committed = if uncommitted { Vec::new() } else { self.committed_names(ino)? };
-        // The last commit may have tens of thousands.
+        // There may be tens of thousands of names.
         let of_now: HashSet<&NameOf> = now.iter().collect();
         let of_commit: HashSet<&NameOf> = committed.iter().collect();
         for name in now.iter().filter(|name| !of_commit.contains(name)) {

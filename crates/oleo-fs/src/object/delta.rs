@@ -8,7 +8,7 @@
 //! item wins, and a tombstone hides what is below it.
 //!
 //! A walk passes over tombstones and over the items that they hide. A file may have a million of them in a row, and each look-up of
-//! an extent is a walk back from an offset. So whoever deletes notes in which ranges of offsets nothing is left
+//! an extent is a walk back from an offset. So an operation that deletes items notes the ranges of offsets that are empty afterwards
 //! ([`Layers::empty`]); a walk that comes into such a range continues at its other end.
 //!
 //! Not here: who owns the maps and when they move from open to frozen (`inode`, `commit`).
@@ -430,7 +430,7 @@ impl Direction {
     }
 }
 
-/// Where a walk is with regard to empty ranges.
+/// The place of a walk with regard to empty ranges.
 #[derive(Clone, Copy)]
 enum Spot {
     /// In none of them.

@@ -246,15 +246,15 @@ impl<'a> WriteGuard<'a> {
             return self.state.open.forget(slot);
         }
         self.state.open.set(slot, None);
-        // The indices of a directory have no gaps to speak of: one after the other makes a range.
-        if slot.0 == ItemType::DIR_INDEX {
+        // The indices of a directory have few gaps, so the ranges merge.
+        if slot.0 == ItemType::DIR_INDEX && self.state.empty_of() == slot.0 {
             self.note_empty(slot.1, slot.1.saturating_add(1));
         }
     }
 
     /// Notes that between two offsets no item is left of the type that [`InodeState::empty_of`] names: walks need not look there.
     pub(crate) fn note_empty(&mut self, from: u64, to: u64) {
-        // Where there are few tombstones, passing over them costs less.
+        // If there are few tombstones, passing over them costs less.
         if from < to && !self.is_fresh() && (self.state.empty.is_some() || self.state.open.is_big()) {
             self.state.empty.get_or_insert_default().add(from, to);
         }

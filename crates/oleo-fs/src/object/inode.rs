@@ -343,8 +343,8 @@ impl Inode {
             state.open = ItemMap::default();
             state.fate = ItemFate::Clean;
         }
-        // The tree has no longer what the frozen tombstones hid. Each change of the open delta adds one range at most, so there are never
-        // more of them than changes.
+        // The tree no longer has the items that the frozen tombstones hid. Each change of the open delta adds one range at most, so the
+        // ranges that it needs are never more than its changes.
         if state.empty.as_ref().is_some_and(|empty| empty.len() > state.open.len() || state.open.is_empty()) {
             state.empty = None;
         }

@@ -187,7 +187,7 @@ impl Transport for DevFuse {
         for _ in 0..base {
             pool.clone().start()?;
         }
-        // Threads may start others until the last one has ended; then nobody else does.
+        // Threads may start others until the last one has ended; afterwards only the watching thread does.
         pool.join_all();
         drop(watching);
         pool.join_all();

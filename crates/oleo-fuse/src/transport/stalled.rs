@@ -1,19 +1,19 @@
 //! Other threads for those that a device keeps waiting.
 //!
-//! Any request may have to read from a device: a name that is looked up, the attributes of a file, a directory that is listed. As a rule
-//! it takes as long as memory does, and waking another thread for each request would cost more than answering it. A device that
-//! does not answer keeps such a request for as long as a minute, and with it the thread that answers it. So each thread answers what it
-//! takes, and one more looks whether all of them are stuck:
+//! Any request may have to read from a device: a look-up of a name, the attributes of a file, a listing. As a rule
+//! it takes as long as memory does, and waking another thread for each request would cost more than the answer. A device that
+//! does not answer keeps such a request, and its thread, for up to a minute. So each thread answers the requests that it
+//! takes, and a watching thread finds out if all of them are stuck:
 //!
 //! 1. A [`Crew`] counts its threads that wait for a request, and the requests that were answered.
-//! 2. A thread that takes a request and leaves nobody waiting calls [`Watch::wake`], which wakes the watching thread unless it is awake.
-//! 3. The watching thread looks each [`TICK`]. A crew of which nobody waits, and that has answered nothing since the last look, gets
-//!    another thread. After [`QUIET`] looks at which all crews had somebody waiting it sleeps again.
+//! 2. A thread that takes a request and leaves no thread waiting calls [`Watch::wake`], which wakes the watching thread unless it is awake.
+//! 3. The watching thread looks each [`TICK`]. A crew without a waiting thread that has answered nothing since the last look gets
+//!    another thread. After [`QUIET`] looks at which all crews had a waiting thread it sleeps again.
 //!
-//! Nobody else can tell: a thread may wait for the device, for a lock of a thread that does, or for one that reads the same block.
+//! The request does not say beforehand: a thread may wait for the device, for a lock of a thread that does, or for one that reads the same block.
 //!
-//! Invariants: a crew that has fewer threads than it may have takes requests again after two looks at most. What a request costs if nothing
-//! is stuck is two additions. Bounds: `Relief::relieve` decides how many threads there may be; with as many requests stuck, all
+//! Invariants: a crew that has fewer threads than its limit takes requests again after two looks at most. A request costs two additions
+//! while no crew is stuck. Bounds: `Relief::relieve` decides how many threads there may be; with as many requests stuck, all
 //! others wait. Locks: none.
 
 use std::io;
@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// Looks without anything to see before the watching thread sleeps.
 const QUIET: usize = 20;
 
-/// Threads of which each answers one request at a time; what they count.
+/// The counts of threads that answer one request each at a time.
 #[derive(Default)]
 pub struct Crew {
     /// That wait for a request, or are on their way to.
@@ -59,7 +59,7 @@ impl Crew {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// What the watching thread wants to know.
+    /// Returns the state that the watching thread compares.
     pub fn look(&self) -> Look {
         Look { free: self.waiting() > 0, answered: self.answered.load(Ordering::Relaxed) }
     }
@@ -96,7 +96,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Some crew has nobody waiting.
+    /// Wakes the watching thread: a crew has no waiting thread.
     #[inline]
     pub fn wake(&self) {
         // Only read, mostly.
@@ -113,7 +113,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Starts it. What it watches is told to it by [`begin`](Watching::begin).
+    /// Starts it. `of` makes the crews that it watches.
     ///
     /// # Errors
     /// No thread can be started.
@@ -131,7 +131,7 @@ impl Watching {
         })?;
         let watch = Watch { shared, thread: thread.thread().clone() };
         let relief = of(watch.clone());
-        // It ends only after this.
+        // The thread ends only after this.
         let _ = give.send(relief.clone());
         Ok((relief, Watching { watch, thread: Some(thread) }))
     }
@@ -142,7 +142,7 @@ impl Drop for Watching {
         self.watch.shared.over.store(true, Ordering::Release);
         self.watch.thread.unpark();
         if let Some(thread) = self.thread.take() {
-            // If it has panicked, nobody is relieved any more, which was seen then.
+            // If it has panicked, the panic was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -150,7 +150,7 @@ impl Drop for Watching {
 
 fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
     let is_over = || shared.over.load(Ordering::Acquire);
-    // What each crew had answered when it was last seen with nobody waiting.
+    // How many requests each crew had answered at the last look, if it had no waiting thread then.
     let mut seen: Vec<Option<usize>> = relief.looks().iter().map(|_| None).collect();
     while !is_over() {
         if !shared.awake.load(Ordering::Acquire) {
@@ -165,7 +165,7 @@ fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
                 relief.clone().relieve(at);
             }
         }
-        // Whoever leaves nobody waiting from now on wakes it again; whoever did before is seen once more.
+        // A thread that leaves no thread waiting after this store wakes it again; the look below sees those before it.
         shared.awake.store(false, Ordering::Release);
         if relief.looks().iter().any(|look| !look.free) {
             shared.awake.store(true, Ordering::Release);
@@ -173,7 +173,7 @@ fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
     }
 }
 
-/// The crews of which nobody waits and that have answered nothing since the last look.
+/// Returns the crews without a waiting thread that have answered nothing since the last look.
 fn stuck(looks: Vec<Look>, seen: &mut [Option<usize>], quiet: &mut usize) -> Vec<usize> {
     let mut stuck = Vec::new();
     for (at, look) in looks.into_iter().enumerate() {
@@ -197,9 +197,9 @@ mod tests {
 
     use super::*;
 
-    /// Goal: only a crew of which nobody waits, and that has answered nothing since the last look, is stuck. Method: looks after each step of one.
+    /// Goal: only a crew without a waiting thread that has answered nothing since the last look is stuck. Method: looks after each step of one.
     #[test]
-    fn whoever_gets_on_is_not_stuck() {
+    fn crews_that_answer_are_not_stuck() {
         let crew = Crew::default();
         let mut seen = [None];
         let mut look = || (stuck(vec![crew.look()], &mut seen, &mut 0), crew.waiting());
@@ -260,7 +260,7 @@ mod tests {
     /// Goal: work that is stuck does not keep other work waiting, up to the bound. Method: one thread; eleven pieces of work that wait until the
     /// end, each followed by one that does not; then more that wait than there may be threads.
     #[test]
-    fn whoever_is_stuck_is_relieved() {
+    fn crews_that_are_stuck_are_relieved() {
         const EXTRA: usize = 12;
         let (work, taken) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         let (pool, watching) = Watching::start(|watch| {

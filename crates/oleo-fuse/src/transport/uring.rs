@@ -3,7 +3,7 @@
 //! The kernel has one queue per processor and puts a request into a slot of the queue of the processor it came from. Each slot has a
 //! thread of its own, with a ring of its own: a slot belongs to the thread that registered it, so what the kernel put into the slot of a
 //! thread that is stuck would be stuck as well. Normal path: (1)
-//! [`connect`] makes the first ring of each queue before it announces them to the kernel: from then on there is no way back;
+//! [`connect`] makes the first ring of each queue before it announces them to the kernel, which cannot be taken back;
 //! (2) [`serve`](Transport::serve) starts the threads, which register their slots; when every queue has one, the kernel begins to use
 //! them; (3) a thread waits, handles, submits the reply and waits for the next request in the same call; (4) long requests go to
 //! [`Helpers`], which return the slot and raise the thread's event; (5) a queue whose threads all have a request gets another one, at once if
@@ -20,7 +20,7 @@
 //! leaves.
 //!
 //! A request that waits for others keeps its slot meanwhile, and those others come through slots, perhaps of the same queue. So it is only
-//! begun when its queue has another one; who comes when there are as many as there may be is told EBUSY and holds nothing.
+//! begun when its queue has another one. If the queue is at its limit, the request fails with EBUSY and holds nothing.
 //!
 //! Trap: a kernel that was promised io_uring holds all requests back until every queue has a slot, including those of
 //! processors that are switched off. These have one thread together, which answers nothing itself.
@@ -76,7 +76,7 @@ const SMALL_REPLY_MAX: usize = 64 * 1024;
 const LARGE_READ_MIN: u32 = 128 << 10;
 /// Threads at `/dev/fuse` beside the rings: one that forgets, another when that takes long.
 const FORGET_THREADS: usize = 2;
-/// Which processors there may ever be, each of which has a queue: ranges, as in `0-3,8`.
+/// The list of possible processors, as in `0-3,8`. Each has a queue.
 const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
 /// Those that are switched on.
 const ONLINE_CPUS: &str = "/sys/devices/system/cpu/online";
@@ -144,7 +144,7 @@ struct UringFuse {
     polling: HaltPolling,
 }
 
-/// What the first threads use.
+/// The rings of the first threads, and all queues.
 struct Rings {
     queues: Vec<KernelQueue>,
     /// For the first queues of `queues`, one for each.
@@ -176,7 +176,7 @@ struct KernelQueue {
 }
 
 impl KernelQueue {
-    /// What the watching thread wants to know. A processor that is switched off has no threads, and nobody who waits for one.
+    /// Returns the state that the watching thread compares. A processor that is switched off has no threads and no callers.
     fn look(&self) -> Look {
         let look = self.crew.look();
         Look { free: look.free || self.threads.load(Ordering::Acquire) == 0, ..look }
@@ -259,7 +259,7 @@ fn ranges(list: &str) -> Option<Vec<usize>> {
     Some(numbers)
 }
 
-/// What all threads of a connection share.
+/// State that all threads of a connection share.
 struct Pool {
     channel: Arc<File>,
     handler: Arc<dyn Handler>,
@@ -379,7 +379,7 @@ impl Transport for UringFuse {
             }
         };
         result = result.and(pool.join_all());
-        // Nobody starts others any more.
+        // No thread starts others any more.
         drop(watching);
         result = result.and(pool.join_all());
         pool.helpers.close();
@@ -417,9 +417,8 @@ impl QueueThread {
         let begun = self.begin(&mut back);
         let failed = begun.is_err();
         if failed && let Some(queue) = self.queue() {
-            // Nobody waits for requests in the end.
+            // It waits for no request. It still counts as a thread, so that failures cannot repeat without a bound.
             queue.crew.takes();
-            queue.threads.fetch_sub(1, Ordering::AcqRel);
         }
         // The starter of the first threads waits for this. Without the others requests wait.
         if let Some(ready) = ready {

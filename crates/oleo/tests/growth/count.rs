@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What is counted.
+/// The names of the costs.
 pub const COSTS: [&str; 7] = ["items", "locks", "pieces", "bytes", "requests", "bytes of requests", "processor us"];
 
 /// How much of each.
@@ -63,7 +63,7 @@ fn now() -> Cost {
     [steps, taken, load(&PIECES), load(&BYTES), load(&REQUESTS), load(&MOVED), micros]
 }
 
-/// What an operation costs.
+/// Returns the cost of an operation.
 pub fn measure<T>(operation: impl FnOnce() -> Result<T>) -> Result<Cost> {
     work::count(true);
     let before = now();
@@ -82,7 +82,7 @@ impl Memory {
         Arc::new(Memory(MemDevice::new(len)))
     }
 
-    /// The same contents as of now: what a crash leaves.
+    /// A copy of the contents as of now, as after a crash.
     pub fn copy(&self) -> Arc<Memory> {
         Arc::new(Memory(self.0.copy()))
     }
@@ -168,12 +168,12 @@ pub fn volume() -> Result<Image> {
     Ok(volume_on(1, &MkfsOptions::default())?.0)
 }
 
-/// What is on the devices, opened: another volume, of which nothing is in memory.
+/// Opens the volume on the devices anew, with nothing in memory.
 pub fn open(memory: &[Arc<Memory>]) -> Result<Image> {
     Ok(Image::from_devices(as_devices(memory), &options())?)
 }
 
-/// What is on the devices now, as after a crash.
+/// Copies the devices as they are now, as after a crash.
 pub fn after_crash(memory: &[Arc<Memory>]) -> Vec<Arc<Memory>> {
     memory.iter().map(|memory| memory.copy()).collect()
 }

@@ -1,4 +1,4 @@
-//! What is inside files: extents, references to extents, bytes in memory.
+//! The contents of files: extents, references to extents, bytes in memory.
 
 use anyhow::{Result, ensure};
 use oleo::fs::{CloneRange, InodeRef, KeepSize, NewInode, NewKind};

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::count::{COSTS, Cost};
 
-/// What a cost may grow by from the second size to the third, as a multiple of what it grew from the first to the second. Sizes are N, 4N and 16N: a
+/// The limit of a cost's growth from the second size to the third, as a multiple of its growth from the first to the second. Sizes are N, 4N and 16N: a
 /// cost of N makes 4, one of N² makes 16. One of N log N makes 5; where trees of one leaf become trees of three levels, it makes up to 7.7.
 const RATIO_MAX: f64 = 8.0;
 /// Growth of less than this for each of the things that came in addition is none: hash tables and pools that grow in jumps.

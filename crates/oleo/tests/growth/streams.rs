@@ -200,7 +200,7 @@ fn snapshot(image: &Image, name: &str) -> Result<TreeId> {
     Ok(id)
 }
 
-/// What it costs to send a subvolume, and to receive it in another volume.
+/// Returns the cost of sending a subvolume and receiving it in another volume.
 fn whole(image: &Image) -> Result<crate::count::Cost> {
     let id = snapshot(image, "s")?;
     let other = volume()?;

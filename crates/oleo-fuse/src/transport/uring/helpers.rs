@@ -103,7 +103,7 @@ impl Helpers {
             if work.threads.len() >= self.threads_max {
                 self.watch.wake();
             } else if self.start(&mut work).is_err() && work.threads.is_empty() {
-                // Nobody else will.
+                // There is no other thread to do it.
                 let alone = work.slots.pop_back();
                 self.left.store(work.slots.len(), Ordering::Release);
                 drop(work);
@@ -122,7 +122,7 @@ impl Helpers {
         Ok(())
     }
 
-    /// What the watching thread wants to know.
+    /// Returns the state that the watching thread compares.
     pub fn look(&self) -> Look {
         Look { free: self.left.load(Ordering::Acquire) == 0, answered: self.answered.load(Ordering::Relaxed) }
     }

@@ -1,0 +1,196 @@
+//! A device that does not answer, and the callers that do not need it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use oleo::mkfs::MkfsOptions;
+use oleo::serve::{Export, Listener, ServeOptions, Server, listen_at};
+use oleo::{Device, Image};
+use oleo_device::{DeviceError, MemDevice};
+use oleo_fuse::{MountError, MountOptions, Mounted, Plan, Stopper, Uring, detach};
+
+use crate::uring::Switch;
+
+/// How long a caller may wait that needs no device. The client of the device gives up after a minute.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Directories of which nothing is in memory; more than a mount has threads.
+const COLD_DIRS: usize = 12;
+/// Entries of each: several blocks of the tree.
+const COLD_FILES: usize = 150;
+
+/// A gate that reads of a device wait at while it is closed.
+#[derive(Default)]
+struct Gate {
+    closed: Mutex<bool>,
+    moved: Condvar,
+    /// Reads that wait.
+    waiting: AtomicUsize,
+}
+
+impl Gate {
+    fn set(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.moved.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut closed = self.closed.lock().unwrap();
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        while *closed {
+            closed = self.moved.wait(closed).unwrap();
+        }
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A device of which each read passes a gate.
+struct Gated {
+    memory: MemDevice,
+    gate: Arc<Gate>,
+}
+
+impl Device for Gated {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.gate.pass();
+        self.memory.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.memory.write_at(offset, buf)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.memory.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.memory.discard(offset, len)
+    }
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        self.memory.set_len(len)
+    }
+    fn name(&self) -> String {
+        "gated".to_owned()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+fn file_of(number: usize) -> String {
+    format!("a-name-that-takes-some-room-in-a-block-of-the-tree-{number:06}")
+}
+
+/// A volume with a small directory, and large ones.
+fn volume(memory: MemDevice, gate: &Arc<Gate>) -> Arc<Gated> {
+    let device = Arc::new(Gated { memory, gate: gate.clone() });
+    let image = Image::create_on(vec![device.clone()], &MkfsOptions::default(), &oleo::OpenOptions::writing()).unwrap();
+    image.create_dir("warm").unwrap();
+    image.write("warm/file", b"warm").unwrap();
+    for dir in 0..COLD_DIRS {
+        image.create_dir(format!("cold{dir}")).unwrap();
+        (0..COLD_FILES).for_each(|file| image.write(format!("cold{dir}/{}", file_of(file)), b"cold").unwrap());
+    }
+    image.close().unwrap();
+    device
+}
+
+/// A mount of a network block device that is served by this process.
+struct Served {
+    dir: PathBuf,
+    stopper: Stopper,
+    thread: JoinHandle<Result<(), MountError>>,
+    server: oleo::serve::Stopper,
+    serving: JoinHandle<()>,
+    _scratch: tempfile::TempDir,
+}
+
+fn mount(device: Arc<Gated>, uring: Uring) -> Served {
+    let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (socket, dir) = (scratch.path().join("socket"), scratch.path().join("mnt"));
+    fs::create_dir(&dir).unwrap();
+    let export = Export { name: String::new(), description: String::new(), device, read_only: false };
+    let listener = Listener::bind(&listen_at(&format!("unix:{}", socket.display())).unwrap()).unwrap();
+    let log = Box::new(|line: &str| eprintln!("server: {line}"));
+    let server = Server::start(vec![export], vec![listener], ServeOptions::default(), log).unwrap();
+    let stop_server = server.stopper();
+    let serving = std::thread::spawn(move || drop(server.serve().unwrap()));
+    let options =
+        MountOptions { uring, commit_seconds: 300, cache_bytes: Some(1 << 20), ..MountOptions::default() };
+    let log = Arc::new(|line: &str| eprintln!("{line}"));
+    let images = vec![PathBuf::from(format!("nbd+unix:///?socket={}", socket.display()))];
+    let mounted = Mounted::new(Plan { images, scan: Vec::new(), offset: 0, dir: dir.clone(), options, log }).unwrap();
+    let stopper = mounted.stopper();
+    let thread = std::thread::spawn(move || mounted.serve());
+    Served { dir, stopper, thread, server: stop_server, serving, _scratch: scratch }
+}
+
+/// Goal: requests that wait for a device that does not answer keep no others waiting. Method: look more cold names up than a mount has
+/// threads, on a network block device whose reads do not return; meanwhile change, make and list names in memory; then the reads return, and
+/// all names are found.
+fn others_are_answered(uring: Uring) {
+    let gate = Arc::<Gate>::default();
+    let served = mount(volume(MemDevice::new(1 << 30), &gate), uring);
+    let warm = served.dir.join("warm");
+    assert_eq!(fs::read(warm.join("file")).unwrap(), b"warm");
+    fs::write(warm.join("made before"), b"").unwrap();
+    assert_eq!(fs::read_dir(&warm).unwrap().count(), 2);
+    gate.set(true);
+    let cold = look_up(&served.dir);
+    let begun = Instant::now();
+    while gate.waiting.load(Ordering::Acquire) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "nothing is read from the device: all names were in memory");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Until each has a thread that waits, if it gets one.
+    std::thread::sleep(Duration::from_millis(300));
+    let (done, is_done) = mpsc::channel();
+    let user = std::thread::spawn(move || {
+        for n in 0..50 {
+            let file = fs::File::open(warm.join("file")).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(n)).unwrap();
+            fs::write(warm.join(format!("made-{n}")), b"").unwrap();
+        }
+        assert_eq!(fs::read_dir(&warm).unwrap().count(), 52);
+        done.send(()).unwrap();
+    });
+    let answered = is_done.recv_timeout(PATIENCE);
+    let stuck = cold.iter().filter(|thread| !thread.is_finished()).count();
+    gate.set(false);
+    cold.into_iter().for_each(|thread| thread.join().unwrap());
+    user.join().unwrap();
+    served.stopper.stop();
+    served.thread.join().unwrap().unwrap();
+    let _ = detach(&served.dir, None, true);
+    served.server.stop();
+    served.serving.join().unwrap();
+    answered.expect("work in memory waits for a device");
+    assert!(stuck > 4, "{stuck} look-ups waited for the device, which is no more than there are threads");
+}
+
+/// Callers that need the device, one for each large directory.
+fn look_up(mount: &Path) -> Vec<JoinHandle<()>> {
+    let one = |dir: usize| {
+        let path = mount.join(format!("cold{dir}")).join(file_of(COLD_FILES / 2));
+        std::thread::spawn(move || assert_eq!(fs::metadata(path).unwrap().len(), 4))
+    };
+    (0..COLD_DIRS).map(one).collect()
+}
+
+#[test]
+fn others_are_answered_by_dev_fuse() {
+    if !Path::new("/dev/fuse").exists() {
+        return oleo_sim::oracle::skip("no mounts here");
+    }
+    others_are_answered(Uring::Off);
+}
+
+#[test]
+fn others_are_answered_by_io_uring() {
+    let Some(_switch) = Switch::to("Y") else { return };
+    others_are_answered(Uring::On);
+}
