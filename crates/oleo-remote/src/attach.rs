@@ -1,8 +1,8 @@
 //! Opening a volume.
 //!
 //! For reading: the head, and what it says (`replay`). For writing: (1) the head is read; (2) if another writer has it and
-//! did not close it, that is refused, unless its claim runs out while we watch, or we were told to take over, or the local
-//! log says that it was a process of this machine, which is gone; (3) a head
+//! did not close it, that is refused, unless its claim runs out while we watch, or `take_over` is set, or the local
+//! log says that it was a process of this machine, which is gone, or its claim names a process of this machine that has ended; (3) a head
 //! with the next epoch and the same contents takes its place, from which moment on no older writer can publish; (4) the
 //! store must refuse the same a second time, or it does not keep conditions and is refused (where no answer comes to that,
 //! the head is looked at, and opening goes on if it is still this writer's); (5) what the head says is
@@ -25,7 +25,7 @@ use crate::flush::publish;
 use crate::format::head::{Head, OWNER_LEN_MAX, Outline};
 use crate::format::pins::{Pin, is_pin_name};
 use crate::local_log::LocalLog;
-use crate::options::{Durable, StoreOptions};
+use crate::options::{ClaimWait, Durable, StoreOptions};
 use crate::pin::{Lease, find_pin, key_of, take_lease, withdraw};
 use crate::replay::{again, replay, take_tail};
 use crate::seen;
@@ -144,9 +144,9 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
     }
     let deadline = options.host.now() + options.bounds.attach_max;
     let mut owner: String = options.owner.clone();
-    while owner.len() > OWNER_LEN_MAX {
-        owner.pop();
-    }
+    let process = options.host.process().map(|process| format!("\n{process}")).unwrap_or_default();
+    while owner.len() + process.len() > OWNER_LEN_MAX && owner.pop().is_some() {}
+    owner.push_str(&process);
     let mine = Head {
         epoch: next_epoch(head.epoch, 1)?,
         sequence: head.sequence + 1,
@@ -162,14 +162,18 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
         log.announce(mine.epoch, mine.commit);
     }
     let old = Cond::Match(version);
+    let began = options.host.now();
     let version = match swap(&*store, &*options.host, &options.bounds, &mine, &old, deadline)? {
         Swapped::Mine(version) => version,
-        Swapped::Other(found, _) if found.uuid == mine.uuid => return Err(RemoteError::Held { owner: found.owner }),
+        Swapped::Other(found, _) if found.uuid == mine.uuid => {
+            return Err(RemoteError::Held { owner: found.writer().into() });
+        }
         Swapped::Other(found, _) => return Err(why_lost(&mine, Some(&found), &*store)),
         Swapped::Gone => return Err(why_lost(&mine, None, &*store)),
     };
     check_conditions(&*store, options, (&mine, &version), old, deadline)?;
     let mut core = Core::new(store, mine, Some(version), options, true)?;
+    core.published.lock().at = began;
     note_seen(&core)?;
     replay(&core, deadline)?;
     take_tail(&core)?;
@@ -222,7 +226,13 @@ fn watch(
     let look = || read(store, HEAD, options.key.as_ref(), host.now() + options.bounds.attach_max);
     let claim = Duration::from_secs(first.claim.into());
     if claim.is_zero() || claim > CLAIM_MAX {
-        return Err(RemoteError::Held { owner: first.owner });
+        return Err(RemoteError::Held { owner: first.writer().into() });
+    }
+    if first.process().is_some_and(|process| host.has_ended(process)) {
+        return Ok((first, version));
+    }
+    if let Some(on_wait) = &options.on_wait {
+        on_wait(&ClaimWait { owner: first.writer().into(), most: claim + claim / CLAIM_LOOKS });
     }
     let since = host.now();
     loop {
@@ -232,7 +242,7 @@ fn watch(
             return Ok((now, version_now));
         }
         if version_now != version {
-            return Err(RemoteError::Held { owner: now.owner });
+            return Err(RemoteError::Held { owner: now.writer().into() });
         }
         // The time of a look counts from its beginning; a look that took long proves nothing of its end.
         if host.now().saturating_sub(since) > claim {
@@ -267,7 +277,9 @@ fn check_conditions(
                     return Err(again());
                 }
             }
-            Found::Head(found, _) if found.uuid == mine.uuid => return Err(RemoteError::Held { owner: found.owner }),
+            Found::Head(found, _) if found.uuid == mine.uuid => {
+                return Err(RemoteError::Held { owner: found.writer().into() });
+            }
             Found::Head(found, _) => return Err(why_lost(mine, Some(&found), store)),
             Found::Closed(Outline { uuid, epoch, commit, sealed: _ }, ..) => {
                 return Err(why_lost(mine, Some(&Head { uuid, epoch, commit, ..Head::default() }), store));

@@ -6,6 +6,9 @@
 //! from now on, which get their graves; (4) the pages of the graves, and the root; (5) a head is published with that root, and
 //! with the segments that have frames behind the position.
 //!
+//! The claim is renewed in (2), while objects are stored. From (3) on no head may come in between: what dies with this checkpoint
+//! gets the sequence of the next head.
+//!
 //! Changes go on meanwhile, so a page may have more than the position says: all of that is in segments and the tail that the
 //! same head lists, and replaying a change twice, with all that follow it, ends as replaying it once. Counts of live blocks
 //! agree since the table has those of the pages that are written (`state::table`), and a replay takes from a row what it
@@ -20,7 +23,7 @@ use crate::error::RemoteError;
 use crate::format::map::{INDEX_REGIONS, MapObject, Root, encode_graves, encode_index, encode_region, encode_table};
 use crate::format::{ObjectId, ObjectRef, xxh64};
 use crate::host::nonce;
-use crate::publish::{Checkpoint, How, publish_now};
+use crate::publish::{Checkpoint, How, OnFailure, publish_now, renewing};
 use crate::read::load;
 use crate::shared::{Core, Published, add};
 use crate::store::{Body, Cond, Deadline, put};
@@ -48,6 +51,9 @@ pub(crate) fn checkpoint_if_due(core: &Core, published: &mut Published) -> Resul
 /// A map object that is being put together.
 struct Writer<'a> {
     core: &'a Core,
+    published: &'a mut Published,
+    /// Whether a head may be published that renews the claim.
+    may_renew: bool,
     deadline: Deadline,
     position: u64,
     bytes: Vec<u8>,
@@ -63,10 +69,20 @@ pub(crate) fn checkpoint(core: &Core, published: &mut Published, release: bool) 
     debug_assert!(published.given_up.is_empty(), "the next head has the next sequence");
     let deadline = core.deadline(core.options.bounds.flush_max);
     let position = core.state.lock().checkpoint_position();
-    let mut writer =
-        Writer { core, deadline, position, bytes: Vec::new(), id: None, regions: Vec::new(), replaced: Vec::new() };
+    let mut writer = Writer {
+        core,
+        published,
+        may_renew: true,
+        deadline,
+        position,
+        bytes: Vec::new(),
+        id: None,
+        regions: Vec::new(),
+        replaced: Vec::new(),
+    };
     let mut changed = writer.write_regions()?;
     writer.store()?;
+    writer.may_renew = false;
     {
         let mut state = core.state.lock();
         if std::mem::take(&mut state.saved.rewrite) {
@@ -153,7 +169,12 @@ impl Writer<'_> {
         if let Some(id) = id.filter(|_| !bytes.is_empty()) {
             let key = id.key();
             let len = bytes.len() as u32;
-            let stored = put(&*self.core.store, &key, Body::from(bytes), Cond::None, self.deadline);
+            let (body, deadline, core) = (Body::from(bytes), self.deadline, self.core);
+            let store = || put(&*core.store, &key, body.clone(), Cond::None, deadline);
+            let stored = match self.may_renew {
+                true => renewing(core, self.published, deadline, OnFailure::Fail, store)?,
+                false => store(),
+            };
             stored.map_err(|e| RemoteError::store("put", key, e))?;
             let mut state = self.core.state.lock();
             let born = state.next_sequence();

@@ -51,7 +51,7 @@ fn why_missing(core: &Core, id: ObjectId) -> RemoteError {
     let found = read(&*core.store, HEAD, core.options.key.as_ref(), deadline);
     match found {
         Ok((head, _)) if head.uuid == core.uuid && head.epoch > core.epoch => {
-            let error = RemoteError::Overtaken { owner: head.owner, epoch: head.epoch };
+            let error = RemoteError::Overtaken { owner: head.writer().into(), epoch: head.epoch };
             core.close_latch(&error);
             error
         }

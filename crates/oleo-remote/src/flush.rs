@@ -10,15 +10,16 @@ use oleo_lock::{MutexGuard, rank};
 use crate::checkpoint::{checkpoint, checkpoint_if_due};
 use crate::error::RemoteError;
 use crate::format::head::Head;
+use crate::host::Mistake;
 use crate::local_log::LocalLog;
-use crate::publish::{How, publish_now, wait_for_oldest};
+use crate::publish::{
+    GIVEN_UP_MAX, How, is_renewal_due, publish_again, publish_now, renewal_deadline, wait_for_oldest,
+};
 use crate::seen::{NOTE_EVERY, note};
 use crate::shared::{Core, Published};
 
 /// How long one attempt to publish behind the local log may take.
 const BEHIND_TRY: Duration = Duration::from_secs(30);
-/// Most heads that were given up and may still come to be there: a day of attempts.
-const GIVEN_UP_MAX: usize = 4096;
 
 /// Publishes everything, and makes a checkpoint.
 pub(crate) fn checkpoint_now(core: &Core) -> Result<(), RemoteError> {
@@ -30,8 +31,9 @@ pub(crate) fn checkpoint_now(core: &Core) -> Result<(), RemoteError> {
     done.and_then(|()| checkpoint(core, &mut published, release)).inspect_err(|e| core.close_latch(e))
 }
 
-/// What a claim needs now: while something is not published, a new head three times in its time, with all that is stored; when there was nothing for
-/// all of it, one that says so. That the store does not answer ends nothing here: safety does not hang on claims.
+/// Renews the claim if a third of it has passed, with all that is stored. A writer that lets go when idle (`release_idle`)
+/// publishes instead, after a whole claim with nothing to write, that nobody has the volume. A store that does not answer
+/// ends nothing here: safety does not hang on claims.
 pub(crate) fn renew_claim(core: &Core) {
     let claim = core.options.claim;
     // Whoever has the lock publishes, and renews it by that.
@@ -41,13 +43,24 @@ pub(crate) fn renew_claim(core: &Core) {
     }
     let silent = core.options.host.now().saturating_sub(published.at);
     let is_clean = core.state.lock().position() == published.head.position;
-    let due = if is_clean { !published.head.released && silent >= claim } else { silent >= claim / 3 };
+    let lets_go = is_clean && core.options.release_idle && silent >= claim;
+    let due = match is_clean {
+        true if published.head.released => false,
+        true if core.options.release_idle => lets_go,
+        _ => is_renewal_due(core, &published),
+    };
     if !due {
         return;
     }
-    let how = How { release: is_clean, may_give_up: true, no_wait: true, ..How::default() };
     // Others who want to publish wait for the lock.
-    match publish_now(core, &mut published, how, core.deadline((claim / 3).min(core.options.bounds.publish_try))) {
+    let deadline = renewal_deadline(core);
+    let done = if is_clean && !lets_go {
+        publish_again(core, &mut published, deadline)
+    } else {
+        let how = How { release: lets_go, may_give_up: true, no_wait: true, ..How::default() };
+        publish_now(core, &mut published, how, deadline)
+    };
+    match done {
         Ok(()) | Err(RemoteError::Store { .. }) => {}
         Err(e) => core.close_latch(&e),
     }
@@ -100,8 +113,7 @@ pub(crate) fn publish(core: &Core, want: u64, release: bool) -> Result<(), Remot
     let bounds = &core.options.bounds;
     let mut published = lock(core)?;
     if published.head.position >= want && (published.head.released || !release) {
-        // It was promised by a head that was published, whoever writes now.
-        return Ok(());
+        return check_claim(core, &mut published);
     }
     core.check_latch()?;
     let deadline = core.deadline(bounds.flush_max);
@@ -114,6 +126,27 @@ pub(crate) fn publish(core: &Core, want: u64, release: bool) -> Result<(), Remot
         note_seen(core, &published.head, release);
     }
     done.inspect_err(|e| core.close_latch(e))
+}
+
+/// Finds out whether this writer still has the volume, if its claim has ended: a process that was stopped for so long may have
+/// been overtaken, and does not know it. What was published is durable either way, so a store that does not answer fails
+/// this call alone.
+fn check_claim(core: &Core, published: &mut Published) -> Result<(), RemoteError> {
+    let silent = core.options.host.now().saturating_sub(published.at);
+    let has_ended = !core.options.claim.is_zero() && silent > core.options.claim;
+    if !core.write || !has_ended || core.options.host.makes(Mistake::ForgetsClaim) {
+        return Ok(());
+    }
+    core.check_latch()?;
+    if published.given_up.len() >= GIVEN_UP_MAX {
+        return Err(RemoteError::Stalled { after: silent });
+    }
+    let checked = publish_again(core, published, core.deadline(core.options.bounds.flush_max));
+    checked.inspect_err(|e| {
+        if !matches!(e, RemoteError::Store { .. }) {
+            core.close_latch(e);
+        }
+    })
 }
 
 /// Notes beside the disk cache how far the volume has come, now and then. It is no part of any promise, so a disk that fails is

@@ -1,14 +1,13 @@
-//! The one thread of an open volume: it does what has to be done although nobody asks for it at the moment.
+//! The threads of an open volume, for what has to be done although no caller asks for it at the moment.
 //!
-//! For a writer: (0) what only the local log has is published, every second; (1) the claim is renewed while something waits to be published, and given back after a time without
-//! ([`renew_claim`]); (2) what is dead is deleted after its time of grace, and orphans once a day; (3) when nothing was written
+//! For a writer: (0) what only the local log has is published, every second; (1) the claim is renewed ([`renew_claim`]); (2) what is dead is deleted after its time of grace, and orphans once a day; (3) when nothing was written
 //! for a while, a checkpoint gives what died its graves, and segments of which little lives are emptied, slowly. For a
 //! reader: a lease is taken when it has been open for some time, and renewed.
 //!
-//! Nothing depends on it but space and how long others wait for the volume: what fails here is tried again the next time, or
+//! A writer has a thread of its own for (0) and (1): collecting may take longer than the claim. Nothing depends on them but space and how long others wait for the volume: what fails here is tried again the next time, or
 //! has ended writing and is told to whoever writes next.
 //!
-//! It ends when the device is dropped, which waits for the request that is under way.
+//! They end when the device is dropped, which waits for the requests that are under way.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,41 +39,62 @@ const LEASE_EVERY: Duration = Duration::from_secs(LEASE_SECONDS / 3);
 /// A checkpoint is made for the sake of what it gives graves to, when there are so many segments of which nothing lives.
 const DEAD_COUNT_MIN: usize = 4;
 
-/// The thread of an open volume.
+/// The threads of an open volume.
 pub(crate) struct Keeper {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Keeper {
-    /// Starts it.
+    /// Starts them.
     pub(crate) fn start(core: Arc<Core>) -> Result<Keeper, RemoteError> {
+        let mut keeper = Keeper { threads: Vec::new() };
+        if core.write {
+            keeper.spawn("oleo-claim", core.clone(), hold_claim)?;
+        }
+        keeper.spawn("oleo-keeper", core, keep)?;
+        Ok(keeper)
+    }
+
+    fn spawn(&mut self, name: &str, core: Arc<Core>, body: fn(&Core, &Receiver<()>)) -> Result<(), RemoteError> {
         let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new().name("oleo-keeper".into()).spawn(move || keep(&core, &stopped));
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || body(&core, &stopped));
         let thread = thread.map_err(|e| RemoteError::Limit { what: format!("no thread for the volume: {e}") })?;
-        Ok(Keeper { stop: Some(stop), thread: Some(thread) })
+        self.threads.push((stop, thread));
+        Ok(())
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
+        let (stops, threads): (Vec<_>, Vec<_>) = self.threads.drain(..).unzip();
+        drop(stops);
+        for thread in threads {
             // It has nothing to say: a panic of it was printed.
             let _ended = thread.join();
         }
     }
 }
 
-fn keep(core: &Core, stopped: &Receiver<()>) {
+/// Renews the claim of a writer, and publishes what only the local log has.
+fn hold_claim(core: &Core, stopped: &Receiver<()>) {
     let look = match core.options.claim {
         _ if core.log.is_some() => BEHIND_EVERY,
-        Duration::ZERO => LOOK_MAX,
+        Duration::ZERO => return,
         claim => (claim / 8).clamp(LOOK_MIN, LOOK_MAX),
     };
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(look) {
+        if core.latch.get().is_some() {
+            return;
+        }
+        publish_behind(core);
+        renew_claim(core);
+    }
+}
+
+fn keep(core: &Core, stopped: &Receiver<()>) {
     let position = core.state.lock().position();
     let mut schedule = Schedule::new(core.options.host.now(), position);
-    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(look) {
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_MAX) {
         if core.latch.get().is_some() || core.given_up.load(Ordering::Acquire) {
             return;
         }
@@ -88,7 +108,6 @@ fn keep(core: &Core, stopped: &Receiver<()>) {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Duty {
-    Claim,
     Delete,
     Orphans,
     Repack,
@@ -97,10 +116,6 @@ enum Duty {
 
 fn perform(core: &Core, duty: Duty) -> Result<(), RemoteError> {
     match duty {
-        Duty::Claim => {
-            publish_behind(core);
-            renew_claim(core);
-        }
         // A read of our own that is under way may still want it.
         Duty::Delete => _ = delete_dead(core, core.options.grace.max(core.options.bounds.read_max))?,
         Duty::Orphans => _ = remove_orphans(core, ORPHANS_EVERY)?,
@@ -174,7 +189,6 @@ impl Schedule {
         if now.saturating_sub(self.since) >= IDLE_MIN {
             every(&mut self.repack, REPACK_EVERY, Duty::Repack);
         }
-        out.push(Duty::Claim);
         out
     }
 }
@@ -200,7 +214,6 @@ mod tests {
             done.extend(reader.due(now, 0, false));
         }
         let count = |duty| done.iter().filter(|&&d| d == duty).count() as u64;
-        assert_eq!(count(Duty::Claim), 2 * day);
         assert_eq!(count(Duty::Delete), 2 * day / 30);
         assert_eq!(count(Duty::Orphans), 2);
         assert_eq!(count(Duty::Lease), 2 * day / 60);

@@ -76,7 +76,7 @@ pub use key_slots::KeySlots;
 pub use keys::{KeySource, SlotInfo};
 pub use open::{create_at, follow_at, open_at};
 pub use open_store::open_store;
-pub use options::{Bounds, CacheOptions, Durable, StoreOptions};
+pub use options::{Bounds, CacheOptions, ClaimWait, Durable, OnWait, StoreOptions};
 pub use pin::{pin, pins, unpin};
 pub use probe::{ProbeOptions, ProbeReport, probe};
 pub use seal::Key;

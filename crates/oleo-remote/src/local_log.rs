@@ -222,7 +222,8 @@ impl LocalLog {
             // Everything that it ever confirmed was in the store before somebody else came.
             return self.remove();
         }
-        let who = if head.owner.is_empty() { "somebody else".into() } else { head.owner.escape_debug().to_string() };
+        let who =
+            if head.owner.is_empty() { "another writer".into() } else { head.writer().escape_debug().to_string() };
         let lost = last - found.published;
         Err(self.keep_aside(format!(
             "{lost} writes that were confirmed on this machine are not in the store, where {who} has written since (epoch {})",

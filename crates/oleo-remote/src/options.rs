@@ -24,9 +24,13 @@ pub struct StoreOptions {
     pub host: Arc<dyn Host>,
     /// Who writes, in words, for others who find the volume held: host, process, user. At most 512 bytes are kept.
     pub owner: String,
-    /// For how long others take the writer for alive when it is silent; whole seconds; zero: until somebody takes over by
-    /// word. A writer that has had nothing to write for so long lets go of the volume until it writes again.
+    /// For how long others take the writer for alive when it is silent; whole seconds; zero: until another process takes over
+    /// by word. The keeper renews it three times in that time, idle or not.
     pub claim: Duration,
+    /// Whether a writer that has had nothing to write for the time of its claim lets go of the volume until it writes again.
+    pub release_idle: bool,
+    /// Called before opening waits for the claim of another writer.
+    pub on_wait: Option<OnWait>,
     /// Whether a thread renews the claim, deletes what nothing needs, and renews the lease of a reader. Without it whoever has
     /// the device does that.
     pub keeper: bool,
@@ -70,6 +74,19 @@ pub struct StoreOptions {
     pub bounds: Bounds,
 }
 
+/// Why opening waits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ClaimWait {
+    /// The writer that has the volume, as it names itself.
+    pub owner: String,
+    /// How long opening waits at most. It is refused earlier if the writer shows that it is alive.
+    pub most: Duration,
+}
+
+/// What is called with a [`ClaimWait`].
+pub type OnWait = Arc<dyn Fn(&ClaimWait) + Send + Sync>;
+
 /// Where a flush makes what was written durable.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Durable {
@@ -96,6 +113,8 @@ impl Default for StoreOptions {
             host: Arc::new(SystemHost::new()),
             owner: String::new(),
             claim: Duration::from_secs(60),
+            release_idle: false,
+            on_wait: None,
             keeper: true,
             grace: Duration::from_secs(3600),
             lease: false,
@@ -157,6 +176,7 @@ impl StoreOptions {
         match given.name {
             "take-over" => self.take_over = given.flag()?,
             "claim" => self.claim = given.seconds()?,
+            "release-idle" => self.release_idle = given.flag()?,
             "grace" => self.grace = given.seconds()?,
             "lease" => self.lease = given.flag()?,
             "bare-etags" => self.bare_etags = given.flag()?,

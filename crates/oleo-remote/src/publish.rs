@@ -7,8 +7,13 @@
 //! Any failure ends writing: what was appended may be in the volume or not, and a second attempt with other contents could
 //! contradict the first. Only a claim that is renewed may fail: what it has sent can still come to be there, so its commit id
 //! is remembered, and a head with it is taken for the predecessor of the next.
+//!
+//! The thread that publishes has the lock of `Published`, so it renews the claim itself while it waits for segments
+//! ([`renewing`]): a claim does not depend on how much there is to store.
 
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use crate::error::RemoteError;
 use crate::format::ObjectRef;
@@ -17,6 +22,11 @@ use crate::shared::{Core, Published, add};
 use crate::state::{Gathered, Sealed};
 use crate::store::{Answer, Cond, Deadline, Op, Ticket, put};
 use crate::swap::{Swapped, swap, why_lost};
+
+/// The shortest time between two looks whether a renewal is due.
+const RENEWAL_LOOK_MIN: Duration = Duration::from_millis(20);
+/// Most heads that were given up and may still come to be there: a day of attempts.
+pub(crate) const GIVEN_UP_MAX: usize = 4096;
 
 /// What a checkpoint has stored, for the head that is published with it.
 #[derive(Clone, Copy)]
@@ -59,7 +69,7 @@ pub(crate) fn publish_now(
             if let Some(sealed) = sealed {
                 begin_storing(core, &sealed);
             }
-            return publish_again(core, published, commit, deadline);
+            return publish_again(core, published, deadline);
         }
         let sealed = match state.open_len() > core.options.bounds.inline_max.into() {
             true => state.seal()?,
@@ -71,8 +81,12 @@ pub(crate) fn publish_now(
         begin_storing(core, &sealed);
     }
     let position = gathered.position;
-    store_segments(core, position, deadline)?;
+    if core.state.lock().under_way.is_busy() {
+        let may_give_up = OnFailure::GiveUp;
+        renewing(core, published, deadline, may_give_up, || store_segments(core, position, deadline))??;
+    }
     loop {
+        let began = core.options.host.now();
         let head = head_of(core, &published.head, &gathered, how, commit);
         add(&core.counts.head_puts, 1);
         let cond = published.version.clone().map_or(Cond::Absent, Cond::Match);
@@ -82,24 +96,23 @@ pub(crate) fn publish_now(
         }
         match swapped? {
             Swapped::Mine(version) => {
-                let now = core.options.host.now();
                 let mut state = core.state.lock();
                 state.published(head.sequence, position);
                 if let Some(checkpoint) = how.checkpoint {
-                    state.checkpointed(checkpoint.root, checkpoint.position, now);
+                    state.checkpointed(checkpoint.root, checkpoint.position, core.options.host.now());
                 }
                 drop(state);
                 if let Some(log) = &core.log {
                     log.published(&head, |from, to| core.state.lock().frames(from, to));
                 }
-                *published = Published::new(head, Some(version), now);
+                *published = Published::new(head, Some(version), began);
                 return Ok(());
             }
             // One that was given up has arrived after all, so it is what everything else follows.
             Swapped::Other(found, version) if published.given_up.contains(&found.commit) => {
-                let now = core.options.host.now();
                 core.state.lock().published(found.sequence, found.position);
-                *published = Published::new(*found, Some(version), now);
+                // It arrived at an unknown time.
+                *published = Published::new(*found, Some(version), published.at);
             }
             Swapped::Other(found, _) => return Err(why_lost(&head, Some(&found), &*core.store)),
             Swapped::Gone => return Err(why_lost(&head, None, &*core.store)),
@@ -107,14 +120,72 @@ pub(crate) fn publish_now(
     }
 }
 
-/// Publishes what is published, as a sign of life. Where the store does not answer it is given up.
-fn publish_again(
+/// What a renewal does that fails because the store does not answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnFailure {
+    /// It is given up, and the work goes on; the head may still arrive.
+    GiveUp,
+    /// It fails, and so does the work: no head may still be under way when the work ends.
+    Fail,
+}
+
+/// Whether a third of the claim has passed since the last head.
+pub(crate) fn is_renewal_due(core: &Core, published: &Published) -> bool {
+    let silent = core.options.host.now().saturating_sub(published.at);
+    !core.options.claim.is_zero() && silent >= core.options.claim / 3
+}
+
+/// How long a renewal may take that may be given up.
+pub(crate) fn renewal_deadline(core: &Core) -> Deadline {
+    core.deadline((core.options.claim / 3).min(core.options.bounds.publish_try))
+}
+
+/// Does work that waits for the store in a thread of its own, while this thread renews the claim. Without a keeper the work
+/// is done by this thread.
+///
+/// # Errors
+/// A renewal failed: the writer was overtaken, or the store does not answer and `on_failure` is [`OnFailure::Fail`]. The work
+/// has ended then, too.
+pub(crate) fn renewing<T: Send>(
     core: &Core,
     published: &mut Published,
-    commit: [u8; 16],
     deadline: Deadline,
-) -> Result<(), RemoteError> {
-    let before = &published.head;
+    on_failure: OnFailure,
+    work: impl Fn() -> T + Sync,
+) -> Result<T, RemoteError> {
+    let claim = core.options.claim;
+    if claim.is_zero() || !core.options.keeper {
+        return Ok(work());
+    }
+    std::thread::scope(|scope| {
+        let (working, ended) = channel::<()>();
+        let thread = std::thread::Builder::new().name("oleo-storing".into());
+        let work = &work;
+        let worker = thread.spawn_scoped(scope, move || {
+            let done = work();
+            drop(working);
+            done
+        });
+        let Ok(worker) = worker else { return Ok(work()) };
+        let mut renewed = Ok(());
+        while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout((claim / 8).max(RENEWAL_LOOK_MIN)) {
+            if renewed.is_err() || !is_renewal_due(core, published) || published.given_up.len() >= GIVEN_UP_MAX {
+                continue;
+            }
+            let until = if on_failure == OnFailure::Fail { deadline } else { renewal_deadline(core) };
+            renewed = match publish_again(core, published, until) {
+                Err(RemoteError::Store { .. }) if on_failure == OnFailure::GiveUp => Ok(()),
+                done => done,
+            };
+        }
+        let done = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        renewed.map(|()| done)
+    })
+}
+
+/// Publishes what is published, as a sign of life. If the store does not answer it is given up.
+pub(crate) fn publish_again(core: &Core, published: &mut Published, deadline: Deadline) -> Result<(), RemoteError> {
+    let (before, commit, began) = (&published.head, core.options.host.random(), core.options.host.now());
     let head =
         Head { sequence: before.sequence + 1, commit, predecessor: before.commit, released: false, ..before.clone() };
     add(&core.counts.head_puts, 1);
@@ -123,15 +194,15 @@ fn publish_again(
     if swapped.is_err() {
         published.given_up.push(head.commit);
     }
-    let (now, version) = match swapped? {
-        Swapped::Mine(version) => (head, version),
+    let (now, version, at) = match swapped? {
+        Swapped::Mine(version) => (head, version, began),
         // One that was given up has arrived after all; that is a sign of life, too.
-        Swapped::Other(found, version) if published.given_up.contains(&found.commit) => (*found, version),
+        Swapped::Other(found, version) if published.given_up.contains(&found.commit) => (*found, version, published.at),
         Swapped::Other(found, _) => return Err(why_lost(&head, Some(&found), &*core.store)),
         Swapped::Gone => return Err(why_lost(&head, None, &*core.store)),
     };
     core.state.lock().published(now.sequence, now.position);
-    *published = Published::new(now, Some(version), core.options.host.now());
+    *published = Published::new(now, Some(version), at);
     Ok(())
 }
 

@@ -161,7 +161,7 @@ pub(crate) fn why_lost(mine: &Head, found: Option<&Head>, store: &dyn Store) -> 
         None => replaced("deleted"),
         Some(found) if found.uuid != mine.uuid => replaced("made anew"),
         Some(found) if found.epoch > mine.epoch => {
-            RemoteError::Overtaken { owner: found.owner.clone(), epoch: found.epoch }
+            RemoteError::Overtaken { owner: found.writer().into(), epoch: found.epoch }
         }
         Some(found) if found.epoch == mine.epoch => RemoteError::Split { epoch: mine.epoch },
         Some(_) => replaced("put back to an older state"),

@@ -173,7 +173,7 @@ struct Inner {
     watch: Option<Watch>,
 }
 
-type Watch = Box<dyn Fn(&str, &[u8]) + Send>;
+type Watch = Box<dyn Fn(Duration, &str, &[u8]) + Send>;
 
 /// See the module's text.
 pub struct World {
@@ -223,8 +223,8 @@ impl World {
         self.lock().clients[client].machine = of;
     }
 
-    /// Calls `watch` with each key that is stored, and its bytes, when that happens. It must ask nothing of the world.
-    pub fn watch(&self, watch: impl Fn(&str, &[u8]) + Send + 'static) {
+    /// Calls `watch` with the store's time, each key that is stored, and its bytes, when that happens. It must ask nothing of the world.
+    pub fn watch(&self, watch: impl Fn(Duration, &str, &[u8]) + Send + 'static) {
         self.lock().watch = Some(Box::new(watch));
     }
 
@@ -544,7 +544,7 @@ impl Inner {
         let old = fate == Fate::Old;
         let mut answer = self.objects.carry_out(&self.pending[at].request, old, self.now);
         if let (Request::Put(key, bytes, _), Ok(_), Some(watch)) = (&self.pending[at].request, &answer, &self.watch) {
-            watch(key, bytes);
+            watch(self.now, key, bytes);
         }
         if let (Fate::Damaged, Ok(Reply::Object(bytes, _))) = (fate, &mut answer) {
             damage(&mut self.rng, bytes);

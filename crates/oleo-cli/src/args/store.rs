@@ -6,8 +6,8 @@ use oleo::device::PlaceOptions;
 /// How volumes on object stores are opened.
 #[derive(clap::Args, Clone, Default)]
 pub(crate) struct StoreArgs {
-    /// Write to a volume on an object store although somebody else has it, or had it and did not close it. Whoever has it
-    /// can write no more from then on.
+    /// Take over a volume on an object store that another writer holds or left open, without waiting for its claim to run
+    /// out. The previous writer is fenced off.
     #[cfg(feature = "remote")]
     #[arg(long, help_heading = super::VOLUME_OPTIONS)]
     pub take_over: bool,
@@ -36,6 +36,7 @@ impl StoreArgs {
         let variables =
             || std::env::vars_os().filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));
         places.remote.owner = owner();
+        places.remote.on_wait = Some(std::sync::Arc::new(say_wait));
         places.remote.settings.extend(variables().filter(|(name, _)| SETTINGS.iter().any(|b| name.starts_with(b))));
         let proxy = |(name, _): &(String, String)| name.eq_ignore_ascii_case("https_proxy");
         places.remote.proxy = variables().find(proxy).map(|(_, value)| value).filter(|value| !value.is_empty());
@@ -65,6 +66,13 @@ fn set(places: &mut PlaceOptions, list: &str) -> oleo::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Says on standard error why a command waits.
+#[cfg(feature = "remote")]
+fn say_wait(wait: &oleo::remote::ClaimWait) {
+    let (owner, seconds) = (crate::out::plain(&wait.owner, &[]), wait.most.as_secs());
+    eprintln!("oleo: held by {owner}; waiting up to {seconds} s for a sign of life (--take-over does not wait)");
 }
 
 /// Who this is, for others who find a volume held.

@@ -29,8 +29,9 @@ use crate::out::Out;
 /// AZURE_*), and for S3 the profiles in ~/.aws. docs/remote.md has more.
 #[derive(clap::Subcommand)]
 #[command(after_help = "Options of --remote, and of mount's -o:\n  \
-    take-over          write although somebody else has the volume, or did not close it\n  \
+    take-over          take over a volume that another writer holds or left open, which fences that writer off\n  \
     claim=SECONDS      let others take over by themselves after so long without a sign of life; 0: never\n  \
+    release-idle       let go of the volume while there is nothing to write for the time of the claim\n  \
     grace=SECONDS      keep what died for so long, for readers that have no lease yet\n  \
     lease              keep what is read from the beginning, not only after ten minutes\n  \
     endpoint=URL       where the store is, if not where its cloud has it\n  \

@@ -91,7 +91,7 @@ pub struct Head {
     pub graves: Vec<Grave>,
     /// The volumes whose objects it names.
     pub origins: Vec<Origin>,
-    /// Who writes; empty if nobody does.
+    /// Who writes, in words; empty if nobody does. A second line names the process, for others of its machine.
     pub owner: String,
     /// The codec of new frames.
     pub codec: u8,
@@ -123,6 +123,16 @@ pub struct Outline {
 }
 
 impl Head {
+    /// Who writes, in words.
+    pub fn writer(&self) -> &str {
+        self.owner.split_once('\n').map_or(&self.owner, |(writer, _)| writer)
+    }
+
+    /// The name of the process that writes; see [`Host::process`](crate::Host::process).
+    pub fn process(&self) -> Option<&str> {
+        self.owner.split_once('\n').map(|(_, process)| process)
+    }
+
     /// Its bytes. Its parts are within their bounds, or it would not be read again: see [`Head::len`].
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.len());

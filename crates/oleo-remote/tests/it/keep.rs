@@ -1,14 +1,16 @@
 //! What is kept and what goes, on stores that work: claims, pins, leases, branches, and the space of what is overwritten.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use oleo_device::Device;
+use oleo_remote::format::head::Head;
 use oleo_remote::format::pins::PinKind;
 use oleo_remote::store::{Answer, Deadline, MemoryStore, Op, Store, StoreTime, Ticket};
 use oleo_remote::{
-    GcOptions, Parent, RemoteDevice, RemoteError, StoreError, StoreOptions, branch, create, gc, pin, pins, unpin,
+    GcOptions, Host, Parent, RemoteDevice, RemoteError, StoreError, StoreOptions, SystemHost, branch, create, gc, pin,
+    pins, unpin,
 };
 use oleo_sim::rng::Rng;
 
@@ -81,37 +83,143 @@ fn collect(dev: &RemoteDevice) -> oleo_remote::Deleted {
     dev.delete_dead(Duration::ZERO).expect("deleted")
 }
 
-/// Goal: a writer that has something to publish keeps its claim although nobody flushes; one that has nothing lets others in;
-/// one that is lost keeps them out for the time of its claim.
+/// The newest head.
+fn head(of: &MemoryStore) -> Head {
+    let op = Op::Get { key: "head".into(), range: None, len_max: 1 << 20, if_changed: None };
+    let Ok(Answer::Object { body, .. }) = of.submit(op, Duration::MAX).wait() else { panic!("a head") };
+    Head::parse(&body).expect("a head")
+}
+
+/// Waits for something that happens soon, however busy the machine is.
+fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !happens() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const CLAIM: Duration = Duration::from_secs(1);
+
+fn try_open(of: &MemoryStore) -> Result<RemoteDevice, RemoteError> {
+    RemoteDevice::open_writable(store(of), &with_claim(false, CLAIM))
+}
+
+/// Goal: a writer keeps its claim, whether it writes or is idle; one that is lost keeps others out for the time of its claim, and
+/// they learn for whom they wait.
 #[test]
 fn claims() {
-    let claim = Duration::from_secs(1);
     let of = MemoryStore::new();
     create(store(&of), LEN as u64, false, &small()).expect("create");
-    let first = RemoteDevice::open_writable(store(&of), &with_claim(true, claim)).expect("open");
-    let begin = Instant::now();
-    let mut held = 0;
-    while begin.elapsed() < claim * 2 {
-        first.write_at(0, &begin.elapsed().as_nanos().to_le_bytes()).expect("write");
-        match RemoteDevice::open_writable(store(&of), &with_claim(false, claim)) {
-            Err(RemoteError::Held { .. }) => held += 1,
-            other => panic!("{:?}", other.err()),
+    let mut options = with_claim(true, CLAIM);
+    options.owner = "first".into();
+    let first = RemoteDevice::open_writable(store(&of), &options).expect("open");
+    for written in [false, true, false] {
+        if written {
+            first.write_at(0, b"written").expect("write");
+        }
+        match try_open(&of) {
+            Err(RemoteError::Held { owner }) => assert_eq!(owner, "first"),
+            other => panic!("written {written}: {:?}", other.err()),
         }
     }
-    assert!(held >= 2, "{held}");
-    // Now it has nothing to write, after what it has is published.
-    std::thread::sleep(claim * 2);
+    // It is lost without a word.
+    std::mem::forget(first);
+    let waits = Arc::new(Mutex::new(Vec::new()));
+    let mut options = with_claim(false, CLAIM);
+    let said = waits.clone();
+    options.on_wait = Some(Arc::new(move |wait| said.lock().unwrap().push((wait.owner.clone(), wait.most))));
+    let second = loop {
+        // Its threads live on, and renew the claim.
+        match RemoteDevice::open_writable(store(&of), &options) {
+            Err(RemoteError::Held { .. }) if waits.lock().unwrap().len() < 2 => options.take_over = true,
+            opened => break opened.expect("taken over"),
+        }
+    };
+    assert_eq!(waits.lock().unwrap().first().expect("a wait").0, "first");
+    assert!(waits.lock().unwrap().iter().all(|wait| wait.1 >= CLAIM));
+    std::mem::forget(second);
     let begin = Instant::now();
-    let second = RemoteDevice::open_writable(store(&of), &with_claim(false, claim)).expect("let in");
-    assert!(begin.elapsed() < claim, "{:?}", begin.elapsed());
+    drop(try_open(&of).expect("its claim has run out"));
+    assert!(begin.elapsed() >= CLAIM, "{:?}", begin.elapsed());
+}
+
+/// Goal: with `release_idle` a writer with nothing to write lets go of the volume, and finds out if another took it.
+#[test]
+fn an_idle_writer_lets_go() {
+    let of = MemoryStore::new();
+    create(store(&of), LEN as u64, false, &small()).expect("create");
+    let mut options = with_claim(true, CLAIM);
+    options.release_idle = true;
+    let first = RemoteDevice::open_writable(store(&of), &options).expect("open");
+    first.write_at(0, b"first").expect("write");
+    wait_until("it does not let go", || head(&of).released);
+    drop(try_open(&of).expect("let in"));
     first.write_at(0, b"late").expect("in memory");
     assert!(first.flush().is_err());
     assert!(matches!(*first.failure().expect("why"), RemoteError::Overtaken { .. }));
-    // The second is lost without a word.
-    std::mem::forget(second);
+    assert_eq!(&opened(&of, None)[..5], b"first");
+}
+
+/// Goal: a writer that was stopped past its claim confirms no flush before it has found out whether it was overtaken, although
+/// there is nothing to publish. Method: nobody renews; once without another writer, once with one.
+#[test]
+fn a_writer_that_was_stopped() {
+    let of = MemoryStore::new();
+    create(store(&of), LEN as u64, false, &small()).expect("create");
+    let first = try_open(&of).expect("open");
+    first.write_at(0, b"first").expect("write");
+    first.flush().expect("flush");
+    std::thread::sleep(CLAIM + Duration::from_millis(100));
+    let before = head(&of).sequence;
+    first.flush().expect("it still has the volume");
+    assert_eq!(head(&of).sequence, before + 1, "the claim is renewed");
+    std::mem::forget(try_open(&of).expect("its claim has run out"));
+    first.flush().expect_err("confirmed for a volume that another writer has");
+    assert!(matches!(*first.failure().expect("why"), RemoteError::Overtaken { .. }));
+}
+
+/// A host whose processes have names, and have ended if the name says so.
+struct Named(SystemHost, &'static str);
+
+impl Host for Named {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+    fn sleep(&self, time: Duration) {
+        self.0.sleep(time);
+    }
+    fn random(&self) -> [u8; 16] {
+        self.0.random()
+    }
+    fn process(&self) -> Option<String> {
+        Some(self.1.into())
+    }
+    fn has_ended(&self, process: &str) -> bool {
+        process == "killed"
+    }
+}
+
+/// Goal: the claim of a process that has ended is not waited for, except with a claim of 0. Method: a claim of an hour.
+#[test]
+fn a_process_that_has_ended() {
+    let of = MemoryStore::new();
+    create(store(&of), LEN as u64, false, &small()).expect("create");
+    let named = |name| {
+        let mut options = with_claim(false, Duration::from_secs(3600));
+        options.host = Arc::new(Named(SystemHost::new(), name));
+        options.owner = "root on here".into();
+        options
+    };
     let begin = Instant::now();
-    drop(RemoteDevice::open_writable(store(&of), &with_claim(false, claim)).expect("taken over"));
-    assert!(begin.elapsed() >= claim, "{:?}", begin.elapsed());
+    std::mem::forget(RemoteDevice::open_writable(store(&of), &named("killed")).expect("open"));
+    assert_eq!((head(&of).writer(), head(&of).process()), ("root on here", Some("killed")));
+    let mut next = named("killed");
+    next.claim = Duration::ZERO;
+    std::mem::forget(RemoteDevice::open_writable(store(&of), &next).expect("the process has ended"));
+    let held = RemoteDevice::open_writable(store(&of), &named("other")).err();
+    assert!(matches!(&held, Some(RemoteError::Held { owner }) if owner == "root on here"), "{held:?}");
+    assert!(begin.elapsed() < Duration::from_secs(1800));
 }
 
 /// Goal: what is overwritten goes, however often; what a pin keeps stays, whole, until the pin is ended; and all that is left
@@ -426,58 +534,79 @@ fn a_renewal_that_arrives_late() {
     assert_eq!(&opened(&of, None)[..11], b"firstsecond");
 }
 
-/// A store on which segments take their time.
-struct SlowSegments {
+/// A store on which segments are stored when that is allowed.
+struct HeldSegments {
     store: MemoryStore,
-    time: Duration,
+    allowed: Arc<(Mutex<bool>, Condvar)>,
 }
 
-impl Store for SlowSegments {
+impl Store for HeldSegments {
     fn submit(&self, op: Op, deadline: Deadline) -> Ticket {
-        let time = if op.key().starts_with("seg/") { self.time } else { Duration::ZERO };
-        let ticket = self.store.submit(op, deadline);
+        let is_held = op.key().starts_with("seg/");
+        let (ticket, allowed) = (self.store.submit(op, deadline), self.allowed.clone());
         Ticket::new(move || {
-            std::thread::sleep(time);
+            if is_held {
+                let (lock, changed) = &*allowed;
+                drop(changed.wait_while(lock.lock().unwrap(), |allowed| !*allowed).unwrap());
+            }
             ticket.wait()
         })
     }
     fn describe(&self) -> String {
-        "slow".into()
+        "held".into()
     }
     fn now(&self) -> Option<StoreTime> {
         self.store.now()
     }
 }
 
-/// Goal: a claim is renewed while segments are being stored, and whoever flushes meanwhile does not wait for the renewal; what
-/// was never flushed is published in the end.
-/// Method: a long segment that takes two seconds; a renewal in another thread; the head changes long before.
+/// A volume on such a store, and what allows storing.
+fn with_held_segments(of: &MemoryStore, options: &StoreOptions) -> (RemoteDevice, impl Fn() + use<>) {
+    let allowed = Arc::<(Mutex<bool>, Condvar)>::default();
+    let held = Arc::new(HeldSegments { store: of.copy(), allowed: allowed.clone() });
+    create(store(of), LEN as u64, false, &small()).expect("create");
+    let dev = RemoteDevice::open_writable(held, options).expect("open");
+    let allow = move || {
+        *allowed.0.lock().unwrap() = true;
+        allowed.1.notify_all();
+    };
+    (dev, allow)
+}
+
+/// Goal: a claim is renewed while segments are being stored, and what was never flushed is published in the end.
+/// Method: a segment that is held; a renewal in another thread; the head changes.
 #[test]
 fn renewals_wait_for_no_segment() {
     let of = MemoryStore::new();
-    let time = Duration::from_secs(2);
-    let slow: Arc<dyn Store> = Arc::new(SlowSegments { store: of.copy(), time });
-    create(store(&of), LEN as u64, false, &small()).expect("create");
-    let dev = RemoteDevice::open_writable(slow, &with_claim(false, Duration::from_millis(300))).expect("open");
-    let head = || {
-        let op = Op::Get { key: "head".into(), range: None, len_max: 1 << 20, if_changed: None };
-        let Ok(Answer::Object { body, .. }) = of.submit(op, Duration::MAX).wait() else { panic!("a head") };
-        body
-    };
-    let before = head();
+    let (dev, allow) = with_held_segments(&of, &with_claim(false, Duration::from_millis(300)));
+    let before = head(&of).sequence;
     dev.write_at(0, &[1; 50_000]).expect("write");
     std::thread::sleep(Duration::from_millis(200));
     std::thread::scope(|scope| {
         let renewal = scope.spawn(|| dev.renew());
-        let begin = Instant::now();
-        while head() == before && begin.elapsed() < time {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(begin.elapsed() < time / 2, "{:?}", begin.elapsed());
+        wait_until("the claim is not renewed", || head(&of).sequence > before);
         assert!(opened(&of, None)[0] == 0, "what is not stored is not published");
+        allow();
         renewal.join().expect("renewed");
     });
     std::thread::sleep(Duration::from_millis(200));
     dev.renew();
     assert!(opened(&of, None)[0] == 1, "what is stored is published");
+}
+
+/// Goal: a flush that takes longer than the claim keeps it. Method: a segment that is held; the head changes again and again.
+#[test]
+fn a_long_flush_keeps_the_claim() {
+    let of = MemoryStore::new();
+    let (dev, allow) = with_held_segments(&of, &with_claim(true, Duration::from_millis(300)));
+    dev.write_at(0, &[1; 50_000]).expect("write");
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| dev.flush());
+        let before = head(&of).sequence;
+        wait_until("the claim is not renewed", || head(&of).sequence > before + 5);
+        assert!(!flush.is_finished() && opened(&of, None)[0] == 0);
+        allow();
+        flush.join().expect("flush").expect("flushed");
+    });
+    assert!(opened(&of, None)[0] == 1);
 }

@@ -61,6 +61,7 @@ fn options(client: &Client, rng: &mut Rng) -> StoreOptions {
     options.key = client.sealed.then(|| KeySource::file(&[1; 32]).expect("a key file"));
     options.lease = rng.one_in(2);
     options.claim = Duration::from_secs(rng.below(2) * 30);
+    options.release_idle = rng.one_in(4);
     options.bounds.segment_aim = 40_000;
     options.bounds.inline_max = 14_000;
     options.bounds.dirty_bytes_max = DIRTY_MAX;
@@ -98,6 +99,14 @@ impl Story {
     }
 }
 
+/// A sign of life of a writer.
+struct Sign {
+    /// By the store's clock, which is that of all machines but for where it begins.
+    at: Duration,
+    /// Zero: it does not end, or cannot be read.
+    claim: Duration,
+}
+
 /// What a run has in common.
 struct Run {
     seed: u64,
@@ -106,6 +115,8 @@ struct Run {
     branched: Mutex<Volumes>,
     /// The branch that was reported as made.
     branch: Mutex<Option<Branch>>,
+    /// The last head that was stored of each volume and epoch.
+    signs: Mutex<BTreeMap<[u8; 16], BTreeMap<u32, Sign>>>,
     /// The first thing that was wrong.
     wrong: Mutex<Option<String>>,
     tally: Mutex<Tally>,
@@ -117,6 +128,7 @@ struct Run {
 struct Tally {
     attached: u64,
     overtaken: u64,
+    starved: u64,
     flushed: u64,
     failed: u64,
     read: u64,
@@ -143,8 +155,8 @@ impl Tally {
         let mut all = vec![attached, overtaken, flushed, failed, read, checkpoints, deleted, orphans, kept];
         let Tally { moved, leases, pinned, pins_read, beside, anew, branched, branch_read, detached, .. } = self;
         all.extend([moved, leases, pinned, pins_read, beside, anew, branched, branch_read, detached]);
-        let Tally { followed, moments, .. } = self;
-        all.extend([followed, moments]);
+        let Tally { followed, moments, starved, .. } = self;
+        all.extend([followed, moments, starved]);
         all
     }
 }
@@ -156,6 +168,7 @@ impl Run {
             main: Mutex::new(Volumes::new(Some(BLOCKS))),
             branched: Mutex::new(Volumes::new(None)),
             branch: Mutex::default(),
+            signs: Mutex::default(),
             wrong: Mutex::default(),
             tally: Mutex::default(),
             pins: Mutex::default(),
@@ -179,11 +192,23 @@ impl Run {
         f(&mut volumes.lock().expect("lock"))
     }
     /// A head was stored.
-    fn stored(&self, key: &str, bytes: &[u8]) {
-        if let (Some(prefix), Ok(head)) = (key.strip_suffix("head"), Head::outline(bytes)) {
-            let position = Head::parse(bytes).ok().map(|head| head.position);
-            self.below(prefix, |volumes| volumes.stored(head.uuid, head.epoch, position));
+    fn stored(&self, now: Duration, key: &str, bytes: &[u8]) {
+        if let (Some(prefix), Ok(outline)) = (key.strip_suffix("head"), Head::outline(bytes)) {
+            let head = Head::parse(bytes).ok();
+            let position = head.as_ref().map(|head| head.position);
+            self.below(prefix, |volumes| volumes.stored(outline.uuid, outline.epoch, position));
+            let mut signs = self.signs.lock().expect("lock");
+            let claim = Duration::from_secs(head.map_or(0, |head| head.claim).into());
+            signs.entry(outline.uuid).or_default().insert(outline.epoch, Sign { at: now, claim });
         }
+    }
+    /// Whether another writer has the volume of this one, whose claim has ended.
+    fn has_lost(&self, uuid: [u8; 16], epoch: u32, now: Duration) -> bool {
+        let signs = self.signs.lock().expect("lock");
+        let Some(signs) = signs.get(&uuid) else { return false };
+        let is_overtaken = signs.range(epoch + 1..).next().is_some();
+        let ended = |sign: &Sign| !sign.claim.is_zero() && now > sign.at + sign.claim;
+        is_overtaken && signs.get(&epoch).is_some_and(ended)
     }
     /// A branch was opened, and this is found: for the first time it is what its parent had.
     fn learn(&self, client: &Client, dev: &RemoteDevice, found: &[u64]) -> Result<(), String> {
@@ -235,7 +260,7 @@ fn play(seed: u64, faults: Faults, wrong: Wrong, sum: &Mutex<Tally>) -> Option<S
     let world = Arc::new(World::new(rng.next_u64(), CLIENTS, faults));
     let run = Arc::new(Run::new(seed));
     let watching = run.clone();
-    world.watch(move |key, bytes| watching.stored(key, bytes));
+    world.watch(move |now, key, bytes| watching.stored(now, key, bytes));
     let client = |number| Client {
         sealed: seed % 4 == 1,
         world: world.clone(),
@@ -428,7 +453,7 @@ fn seeds() {
 #[test]
 fn what_is_wrong_is_found() {
     let makes = [Mistake::DeletesUnpublished, Mistake::FreesNamedRows, Mistake::OwnOrphans];
-    let makes = makes.into_iter().chain([Mistake::RestartsEpochs, Mistake::SharesTails]);
+    let makes = makes.into_iter().chain([Mistake::RestartsEpochs, Mistake::SharesTails, Mistake::ForgetsClaim]);
     let uses = [Wrong::TrustsUnknown, Wrong::DoesNotWait, Wrong::NoConditions, Wrong::IgnoresPins, Wrong::LooksOnce];
     let all = uses.into_iter().chain([Wrong::ClockFarBack]).chain(makes.map(Wrong::Makes));
     // One in some thousand seeds shows these: they are left to the full proof.

@@ -49,7 +49,7 @@ impl Args {
 
 fn writer(shown: &Shown) -> String {
     let head = &shown.head;
-    let owner = text(head.owner.as_bytes());
+    let owner = text(head.writer().as_bytes());
     match (head.released, head.claim) {
         (true, _) => "nobody; it was closed".into(),
         (false, 0) => format!("{owner}, until somebody takes over"),
@@ -82,7 +82,8 @@ fn as_json(shown: &Shown) -> serde_json::Value {
         "commit": hex(&head.commit),
         "sequence": head.sequence,
         "epoch": head.epoch,
-        "owner": head.owner,
+        "owner": head.writer(),
+        "process": head.process(),
         "released": head.released,
         "claim_seconds": head.claim,
         "device_bytes": head.device_len,

@@ -195,6 +195,34 @@ fn held_and_taken_over() {
     assert!(!store.ok(dir, &["ls", &url]).contains("too-late"));
 }
 
+/// Goal: an idle writer keeps its volume, and a command beside it says for whom it waits. Method: an export that nothing is written
+/// to, for longer than its claim; commands beside it.
+#[test]
+fn an_idle_writer_keeps_its_volume() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let store = Store::directory(dir);
+    let url = store.url("volume");
+    store.ok(dir, &["mkfs", "--size", "1G", &url]);
+    let mut server = store.spawn(dir, &["serve", "nbd", "--remote", "claim=2", "--listen", "unix:socket", &url]);
+    let begun = Instant::now();
+    while !dir.join("socket").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for _ in 0..3 {
+        let refused = store.run(dir, &["mkdir", &url, "d"]);
+        let lines = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{lines}");
+        let process = format!("process {}", server.id());
+        let lines: Vec<&str> = lines.lines().filter(|line| line.contains(&process)).collect();
+        assert!(lines.len() == 2 && lines[0].contains("waiting up to 2 s"), "{lines:?}");
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    store.ok(dir, &["mkdir", &url, "d"]);
+}
+
 /// Bytes of all files in a directory.
 fn bytes_in(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());

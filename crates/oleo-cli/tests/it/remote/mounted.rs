@@ -103,10 +103,10 @@ fn the_mount_is_killed() {
     assert!(store.ok(dir, &["check", "--data", &url]).contains("clean"));
 }
 
-/// Goal: a volume whose writer is gone is free again when its claim has run out, without a word. Method: a mount with a short claim
-/// that is killed with something written, and a command that waits.
+/// Goal: a volume whose writer was killed on this machine is free at once, without a word. Method: a mount with a claim of an hour
+/// that is killed with something written, and a command.
 #[test]
-fn a_claim_runs_out() {
+fn a_killed_mount_is_not_waited_for() {
     if !can_mount() {
         return;
     }
@@ -115,13 +115,11 @@ fn a_claim_runs_out() {
     let store = Store::directory(dir);
     let url = store.url("volume");
     store.ok(dir, &["mkfs", "--size", "1G", &url]);
-    let mut mounted = store.mount(&url, "claim=2");
+    let mut mounted = store.mount(&url, "claim=3600");
     confirm(mounted.path(), "before").unwrap();
     mounted.kill().unwrap();
     drop(mounted);
-    let begun = Instant::now();
     store.ok(dir, &["mkdir", &url, "d"]);
-    assert!(begun.elapsed() >= Duration::from_secs(2), "it waited {:?}", begun.elapsed());
     assert!(store.ok(dir, &["ls", &url]).contains("before"));
 }
 

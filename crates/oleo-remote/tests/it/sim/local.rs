@@ -235,7 +235,7 @@ fn play(seed: u64, faults: Faults, tampering: Tampering, tally: &Tally) -> Optio
     let last = client(&world, MACHINES, sealed);
     let chain = Arc::new(Mutex::new(Chain::new(BLOCKS, 1, 0)));
     let watching = chain.clone();
-    world.watch(move |key, bytes| {
+    world.watch(move |_, key, bytes| {
         if let ("head", Ok(head)) = (key, Head::outline(bytes)) {
             let position = Head::parse(bytes).ok().map(|head| head.position);
             watching.lock().expect("lock").stored(head.epoch, position);

@@ -166,8 +166,15 @@ fn change_once(run: &Run, client: &Client, dev: &RemoteDevice, change: Change, b
 /// Something that promises, if it succeeds, all that was written before.
 fn promising(run: &Run, client: &Client, dev: &RemoteDevice, f: impl FnOnce(&RemoteDevice) -> bool) {
     let position = dev.position();
+    let starved = run.has_lost(dev.uuid(), dev.epoch(), client.world.store_now());
     let done = f(dev);
     run.count(|tally| if done { tally.flushed += 1 } else { tally.failed += 1 });
+    if starved {
+        run.count(|tally| tally.starved += 1);
+        if done {
+            run.check(Err(format!("epoch {} is promised {position} after its claim ended", dev.epoch())));
+        }
+    }
     if done {
         run.promise(client, dev.uuid(), dev.epoch(), position);
     }
