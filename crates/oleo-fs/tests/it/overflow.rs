@@ -188,7 +188,7 @@ fn attributes_of_one_hash() -> Result<()> {
         ensure!(matches!(refused, Err(FsError::NoSpace)), "{refused:?}");
         fs.sync()?;
     }
-    ensure!(fs.xattr_get(&file, &names[0])?.as_deref() == Some(b"value"));
+    ensure!(fs.xattr_get(&file, &names[0])?.as_deref() == Some(&b"value"[..]));
     fs.xattr_remove(&file, &names[1])?;
     set(&names[full], b"value")?;
     drop((top, file));
