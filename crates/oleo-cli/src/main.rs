@@ -6,6 +6,7 @@
 mod args;
 mod cmd;
 mod out;
+mod redundancy;
 mod target;
 
 use std::ffi::OsString;

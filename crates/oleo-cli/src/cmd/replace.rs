@@ -9,6 +9,7 @@ use oleo::devices::absolute;
 
 use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Said, human, json, println_or_end};
+use crate::redundancy::{self, RedundancyArg};
 use crate::target::{Access, Target, VolumeArg, answer};
 
 /// How often the progress is looked at: a replacement of little is over soon.
@@ -27,6 +28,9 @@ pub(crate) enum Command {
 ///
 /// On an image the command returns when it is done; if it is interrupted (Ctrl-C), the exit code is 1, and `oleo replace resume`
 /// continues. On a mount it continues in the background.
+///
+/// Block groups that were written while a device was missing may be less redundant than others, and stay so. The command names them,
+/// and the balance that converts them; on a mount, `oleo replace status` does.
 #[derive(clap::Args)]
 #[command(override_usage = "oleo replace start [OPTIONS] DEVICE|DEVID|missing NEW IMG|PATH")]
 pub(crate) struct Start {
@@ -47,9 +51,11 @@ pub(crate) struct Start {
     /// Do not discard what is on the new device.
     #[arg(long, short = 'K', visible_alias = "nodiscard")]
     no_discard: bool,
-    /// Wait until a mount has done it.
+    /// Wait until a mount has done it; implied by --require-redundancy.
     #[arg(long, short = 'B')]
     foreground: bool,
+    #[command(flatten)]
+    redundancy: RedundancyArg,
 }
 
 /// Show how far a replacement is, or how the last one ended
@@ -74,20 +80,22 @@ pub(crate) struct Cancel {
 pub(crate) struct Resume {
     #[command(flatten)]
     on: VolumeArg,
+    #[command(flatten)]
+    redundancy: RedundancyArg,
 }
 
 impl Command {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         match self {
             Command::Start(args) => args.run(out),
-            Command::Status(args) => args.run(),
+            Command::Status(args) => args.run(out),
             Command::Cancel(args) => {
                 args.on.change(out, Request::Device { change: DeviceChange::CancelReplace }, "cancelled")
             }
             Command::Resume(args) => {
                 let target = args.on.open(Access::Write)?;
                 args.on.ask(&target, Request::Device { change: DeviceChange::ResumeReplace })?;
-                follow(&args.on, target, out, true)
+                follow(&args.on, target, out, true, &args.redundancy)
             }
         }
     }
@@ -104,12 +112,13 @@ impl Start {
             avoid_reading: self.avoid_reading,
         };
         target.ask(Request::Device { change })?;
-        follow(&self.on, target, out, self.foreground)
+        let wait = self.foreground || self.redundancy.is_required();
+        follow(&self.on, target, out, wait, &self.redundancy)
     }
 }
 
 /// Does it on an image; waits for it on a mount, if that is wanted.
-fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool) -> anyhow::Result<()> {
+fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool, redundancy: &RedundancyArg) -> anyhow::Result<()> {
     let path = on.path.display();
     let progress = out.progress("replace");
     match &target {
@@ -133,6 +142,7 @@ fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool) -> anyhow::Resu
         },
     }
     let status = look(on, &target)?;
+    let reduced = redundancy::look(&target)?;
     target.close()?;
     if let Some(failure) = &status.failure {
         return Err(Said(oleo::ErrorKind::Device, format!("{path}: {failure}")).into());
@@ -150,7 +160,7 @@ fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool) -> anyhow::Resu
         return Err(Said(oleo::ErrorKind::Corruption, text).into());
     }
     out.note(format!("{path}: device {} is replaced", status.source));
-    Ok(())
+    redundancy.report(reduced, on, out)
 }
 
 fn look(on: &VolumeArg, target: &Target) -> anyhow::Result<ReplaceStatus> {
@@ -162,9 +172,12 @@ fn line(status: &ReplaceStatus) -> String {
 }
 
 impl Status {
-    fn run(self) -> anyhow::Result<()> {
+    fn run(self, out: &Out) -> anyhow::Result<()> {
         let target = self.on.open(Access::Read)?;
         let status = look(&self.on, &target)?;
+        if status.state == ReplaceState::Finished {
+            RedundancyArg::default().report(redundancy::look(&target)?, &self.on, out)?;
+        }
         if self.json {
             json(&serde_json::to_value(&status)?);
             return Ok(());

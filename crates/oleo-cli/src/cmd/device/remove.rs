@@ -4,12 +4,16 @@ use oleo::control::{DeviceChange, DeviceJob, Reply, Request, WhichDevice};
 
 use crate::cmd::interruptible::interruptible;
 use crate::out::{Out, Progress, misuse};
+use crate::redundancy::{self, RedundancyArg};
 use crate::target::{Access, Target, VolumeArg, answer};
 
 /// Move everything away from devices and remove them from the volume
 ///
 /// An interruption (Ctrl-C) on an image, and `oleo device remove cancel PATH` on a mount, leave the device in the volume; what was moved
 /// stays moved.
+///
+/// Block groups that were written while a device was missing may be less redundant than others, and stay so. The command names them,
+/// and the balance that converts them.
 #[derive(clap::Args)]
 #[command(
     override_usage = "oleo device remove [OPTIONS] DEVICE|DEVID|missing... IMG|PATH\n       oleo device remove cancel PATH"
@@ -23,6 +27,8 @@ pub(crate) struct Args {
     /// Read what is on the devices from other copies, where there are some.
     #[arg(long)]
     avoid_reading: bool,
+    #[command(flatten)]
+    redundancy: RedundancyArg,
 }
 
 impl Args {
@@ -43,7 +49,9 @@ impl Args {
             let (devid, groups) = (removed.devid, removed.groups);
             out.note(format!("{path}: device {devid} is removed, {groups} block groups moved"));
         }
-        Ok(target.close()?)
+        let reduced = redundancy::look(&target)?;
+        target.close()?;
+        self.redundancy.report(reduced, &self.on, out)
     }
 
     /// Has it done and shows the progress. A signal ends what this process does itself.
