@@ -86,8 +86,14 @@ impl FsTarget {
         if let Some(best) = best(self.unchanged(self.fs.find_uuid_in_roots(uuid, UuidKind::Received)?)?) {
             return Ok(Some(best.id));
         }
-        let own = self.unchanged(self.fs.find_uuid_in_roots(uuid, UuidKind::Own)?)?;
-        Ok(own.iter().find(|subvol| subvol.ctransid == ctransid).map(|subvol| subvol.id))
+        let mut own = self.unchanged(self.fs.find_uuid(uuid, UuidKind::Own)?)?;
+        if own.is_empty() {
+            own = self.unchanged(self.fs.find_uuid_in_roots(uuid, UuidKind::Own)?)?;
+        }
+        // A sender that received the subvolume from here names its own transaction. A snapshot that has not changed since it was
+        // made is the same there.
+        let fits = |subvol: &&SubvolInfo| subvol.ctransid == ctransid || subvol.ctransid <= subvol.otransid;
+        Ok(own.iter().find(fits).map(|subvol| subvol.id))
     }
 
     /// Those of some subvolumes that are read-only, and not the one that is being received.

@@ -7,7 +7,8 @@ use oleo::device::MemDevice;
 use oleo::fs::{Attr, FileKind, Follow, Rdev, Time};
 use oleo::mkfs::MkfsOptions;
 use oleo::receive::{Command, Receive, ReceiveOptions, Report, header};
-use oleo::{Device, Image, OpenOptions, Uuid};
+use oleo::send::SendOptions;
+use oleo::{Device, Image, OpenOptions, SnapshotOptions, Uuid};
 use oleo_format::{Compression, InodeFlags, Timespec, compress};
 use oleo_sim::rng::Rng;
 
@@ -374,6 +375,59 @@ fn another_parent_with_the_same_data_will_do() {
     assert_eq!(image.read("t/g").unwrap(), [1; 8192]);
     assert_eq!(image.read("t/h").unwrap(), [1; 4096]);
     assert_eq!(image.read("has/f").unwrap(), [1; 8192]);
+}
+
+/// Goal: a stream that comes back is applied to the original, which its sender names by the original's UUID and the sender's own
+/// transaction; an original that was changed since is refused. Method: a snapshot is received elsewhere, where other commits
+/// came before, is continued there, and that is sent back with the snapshot as the parent.
+#[test]
+fn back_to_the_original() {
+    let read_only = SnapshotOptions::default().read_only(true);
+    let send = |from: &Memory, name: &str, parent: Option<&str>| {
+        let image = from.open();
+        let id = |path: &str| image.subvol(path).unwrap().tree();
+        let mut out = Vec::new();
+        image.send(&[id(name)], &SendOptions::default().parent(parent.map(id)), &mut out).unwrap();
+        image.close().unwrap();
+        out
+    };
+    for changed in [false, true] {
+        let (here, there) = (Memory::new(), Memory::new());
+        let image = here.open();
+        image.create_subvol("work").unwrap();
+        image.write("work/f", &[1; 8192]).unwrap();
+        image.snapshot("work", "first", &read_only).unwrap();
+        image.close().unwrap();
+        let image = there.open();
+        for n in 0..5 {
+            image.write(&format!("other{n}"), b"other").unwrap();
+            image.sync().unwrap();
+        }
+        image.close().unwrap();
+        there.ok(&send(&here, "first", None));
+        let image = there.open();
+        image.snapshot("first", "work", &SnapshotOptions::default()).unwrap();
+        image.write("work/g", b"more").unwrap();
+        image.snapshot("work", "second", &read_only).unwrap();
+        image.close().unwrap();
+        let back = send(&there, "second", Some("first"));
+        if changed {
+            let image = here.open();
+            let first = image.subvol("first").unwrap();
+            image.set_property(&first, "ro", "false").unwrap();
+            image.write("first/f", b"changed").unwrap();
+            image.sync().unwrap();
+            image.set_property(&first, "ro", "true").unwrap();
+            drop(first);
+            image.close().unwrap();
+            here.fails(&back, &Receive::default(), &["the parent", "changed since"]);
+            continue;
+        }
+        here.ok(&back);
+        let image = here.open();
+        assert_eq!(image.read("second/f").unwrap(), [1; 8192]);
+        assert_eq!(image.read("second/g").unwrap(), b"more");
+    }
 }
 
 /// Goal: errors are skipped as far as requested, and reported.
