@@ -24,6 +24,14 @@ pub enum JobError {
     /// No scrub was interrupted.
     #[error("there is no scrub to resume")]
     NothingToResume,
+    /// Data of files that has no good copy is in the way.
+    #[error("{source}; it is data of {files}: restore or delete these, then try again")]
+    Unreadable {
+        /// What could not be read.
+        source: Box<TxnError>,
+        /// The files, and the places in them.
+        files: String,
+    },
     /// From files and names.
     #[error(transparent)]
     Fs(#[from] FsError),
@@ -50,6 +58,7 @@ impl Classified for JobError {
             JobError::Refused { errno, .. } => Class::refusal(*errno),
             JobError::FewerCopies(_) => Class::refusal(errno::EINVAL),
             JobError::NothingToResume => Class::refusal(errno::ENOTCONN),
+            JobError::Unreadable { source, .. } => source.class(),
             JobError::Fs(error) => error.class(),
             JobError::Volume(error) => error.class(),
         }
@@ -69,6 +78,9 @@ mod tests {
             Refused: JobError::refused(errno::EBUSY, "so") => Class::refusal(errno::EBUSY),
             FewerCopies: JobError::FewerCopies("so".into()) => Class::refusal(errno::EINVAL),
             NothingToResume: JobError::NothingToResume => Class::refusal(errno::ENOTCONN),
+            Unreadable: JobError::Unreadable {
+                source: Box::new(VolumeError::ReadOnly.into()), files: "so".into()
+            } => Class::refusal(errno::EROFS),
             Fs: FsError::NotFound.into() => Class::refusal(errno::ENOENT),
             Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
         });

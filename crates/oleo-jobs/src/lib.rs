@@ -16,6 +16,7 @@ mod resize;
 mod scrub;
 mod shares;
 mod trim;
+mod unreadable;
 mod vacate;
 
 pub use backrefs::{PATHS_MAX, Referrer, referrers, referrers_at_commit};

@@ -9,6 +9,7 @@ use oleo_space::{GroupInfo, Kind};
 use oleo_txn::TxnError;
 use serde::{Deserialize, Serialize};
 
+use crate::unreadable::named;
 use crate::{Balancer, JobError};
 
 /// What was reclaimed.
@@ -50,7 +51,7 @@ pub fn reclaim(fs: &Fs, balancer: &Balancer, percent: u64) -> Result<Reclaimed, 
                 }
                 // As with a balance: it does not keep the others.
                 Err(error @ TxnError::StillUsed(_)) => in_use = in_use.or(Some(error)),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(named(fs, error)),
             }
         }
         fs.sync()?;

@@ -10,6 +10,7 @@ use oleo_fs::{Fs, errno};
 use oleo_txn::Engine;
 
 use crate::JobError;
+use crate::unreadable::named;
 
 /// The chunks that have a piece of a device behind `end`, by address.
 pub(crate) fn behind(fs: &Fs, devid: DevId, end: ByteLen) -> BTreeSet<Logical> {
@@ -68,7 +69,7 @@ pub(crate) fn empty(fs: &Fs, devid: DevId, end: ByteLen, watch: &Watch<'_>) -> R
         match engine.relocate_group(start, &|_| (watch.goes_on)()) {
             Ok(Some(_)) => moved += 1,
             Ok(None) => return Err(JobError::refused(errno::ECANCELED, "it was cancelled")),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(named(fs, error)),
         }
         closed.groups.remove(&start);
     }

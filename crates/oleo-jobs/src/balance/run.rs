@@ -24,6 +24,7 @@ use super::filters::{Bound, Filters};
 use super::item::{TYPES, type_of};
 use super::{BalanceArgs, Watch, put_item, since};
 use crate::JobError;
+use crate::unreadable::named;
 
 /// How a run ended.
 pub(super) enum Outcome {
@@ -109,7 +110,7 @@ impl Run<'_> {
                     in_use.get_or_insert(error);
                     self.ahead.open(group.start)?;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(named(self.fs, error)),
             }
             self.watch.update(|p| p.considered += 1);
             self.done[kind] += 1;

@@ -1,11 +1,13 @@
 //! Balances that are paused, cancelled or interrupted at any point.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use oleo_format::TreeId;
+use oleo_format::{ErrorKind, TreeId};
 use oleo_fs::Fs;
-use oleo_fs::{NewInode, NewKind};
+use oleo_fs::{NewInode, NewKind, SnapshotOptions};
 use oleo_jobs::{BalanceArgs, BalanceEnd, BalanceState, Balancer};
 use oleo_sim::oracle::oracle;
 use oleo_sim::rng::Rng;
@@ -169,4 +171,54 @@ fn no_room() -> anyhow::Result<()> {
     assert_eq!(Balancer::new(&fs)?.status().state, BalanceState::Idle);
     drop(fs);
     oracle.must_be_sound(&[&image], "full")
+}
+
+/// Goal: a balance that meets data without a good copy ends with an error that names the files, in each subvolume, and moves
+/// everything once these are deleted. Method: a damaged sector of a file that a snapshot shares.
+#[test]
+fn unreadable_data_is_named() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("rotten", 512 << 20)?;
+    oracle.mkfs(&[], &[&image])?;
+    let fs = open(&image)?;
+    let mut rng = Rng::new(7);
+    let bytes = rng.bytes(1 << 20);
+    for name in ["before", "rotten", "behind"] {
+        put(&fs, name, if name == "rotten" { &bytes } else { &[1; 100_000] })?;
+    }
+    fs.sync()?;
+    let root = fs.root(TreeId::FS)?;
+    let snapshot = fs.snapshot(TreeId::FS, &root, b"snapshot", SnapshotOptions::default())?;
+    fs.sync()?;
+    // The sector at 512 KiB, wherever it is.
+    let sector = &bytes[512 << 10..(512 << 10) + 4096];
+    let file = OpenOptions::new().read(true).write(true).open(&image)?;
+    let mut at = 0;
+    let mut here = [0; 4096];
+    loop {
+        file.read_exact_at(&mut here, at)?;
+        if here == sector {
+            break;
+        }
+        at += 4096;
+    }
+    file.write_all_at(b"rotten", at)?;
+    let balancer = Balancer::new(&fs)?;
+    balancer.start(BalanceArgs::full())?;
+    let end = balancer.run().expect("it was asked for");
+    let BalanceEnd::Failed { text, kind, .. } = &end else { panic!("{end:?}") };
+    for name in ["data of rotten (at byte 524288), snapshot/rotten (at byte 524288):", "no good copy of 4096 bytes"] {
+        assert!(text.contains(name), "{text}");
+    }
+    assert_eq!(*kind, ErrorKind::Corruption);
+    fs.unlink(&root, b"rotten")?;
+    fs.unlink(&fs.root(snapshot)?, b"rotten")?;
+    while fs.clean(1000)? {}
+    fs.sync()?;
+    balancer.start(BalanceArgs::full())?;
+    let end = balancer.run().expect("it was asked for");
+    assert_eq!(end, BalanceEnd::Done);
+    drop((root, balancer, fs));
+    oracle.must_be_sound(&[&image], "rotten")
 }
