@@ -1,7 +1,7 @@
 //! Reading what is left beside damage.
 //!
 //! A tree block that cannot be read hides a range of keys. The entries of a directory, and the extents of a file, behind that range
-//! are readable; where the range ends is found by trying.
+//! are readable; the end of the range is found by trying.
 
 use oleo_format::{Classified, Corruption, ErrorKind};
 use oleo_fs::{DirEntryInfo, Fs, FsError, InodeRef, Target};
@@ -11,7 +11,7 @@ use crate::Error;
 /// Entries of a directory.
 pub(super) struct Listed {
     pub entries: Vec<DirEntryInfo>,
-    /// The index to go on after; `None` at the end.
+    /// The index to continue after; `None` at the end.
     pub next: Option<u64>,
     /// Entries between the last of these and `next` cannot be read.
     pub lost: Option<FsError>,

@@ -356,7 +356,8 @@ impl<'a> Work<'a> {
             self.core.report.lock().warn(|| format!("{}: was removed meanwhile", place()));
             return Ok(());
         };
-        if entry.kind == FileKind::Dir {
+        // The inode decides: entries may lie.
+        if self.core.fs.attr(&child).kind == FileKind::Dir {
             if !self.core.descent.lock().enters(self.core.fs, inode, &entry.name, &child) {
                 let warning = || format!("{}: left out, the directory is elsewhere too", place());
                 self.core.report.lock().warn(warning);

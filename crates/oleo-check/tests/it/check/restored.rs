@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 use oleo::mkfs::{FeatureSet, MkfsOptions};
 use oleo::restore::{RestoreOptions, RestoreReport, restore_to_dir, restore_to_tar};
 use oleo::{Device, Error, ErrorKind, Image, OpenOptions};
-use oleo_format::{DirEntry, FileExtentItem, ItemType, Key, Logical, TreeId};
+use oleo_format::{DirEntry, FileExtentItem, ItemType, Key, Logical, SuperFlags, TreeId};
 use oleo_sim::oracle::Scratch;
+use zerocopy::FromBytes;
 
 use crate::check::kit::{Disk, noise};
 
@@ -223,6 +224,27 @@ fn an_entry_without_an_inode() {
     assert_eq!(fs::read(scratch.path().join("out/last")).unwrap(), b"last");
 }
 
+/// Goal: the inode decides whether an entry is a directory, not the type that the entry states. Method: an entry of a file that
+/// states a directory, and the other way round.
+#[test]
+fn entries_that_state_another_type() {
+    let disk = disk();
+    for (name, stated) in [(&b"7"[..], oleo_format::FileType::Dir), (b"d", oleo_format::FileType::RegFile)] {
+        let named = |key: &Key, item: &[u8]| {
+            key.item_type == ItemType::DIR_INDEX && DirEntry::parse(item).is_ok_and(|entry| entry.name == name)
+        };
+        let (key, _) = disk.find(TreeId::FS, named);
+        disk.edit(TreeId::FS, &key, |item| {
+            oleo_format::DirItem::mut_from_prefix(item).unwrap().0.r#type = stated as u8
+        });
+    }
+    let scratch = Scratch::new().unwrap();
+    let (report, failures, archive) = restored(&disk, &scratch.path().join("out"));
+    assert_eq!((report.failed, report.done.files, failures), (0, FILES + 3, vec![]));
+    assert_eq!(fs::read(scratch.path().join("out/d/7")).unwrap(), content(7));
+    assert_eq!(members(&archive)["./d/7"], content(7));
+}
+
 /// Goal: a volume without a tree that each commit changes is not opened for writing, and the error names the tree; for reading
 /// it is opened, with a notice, and all files are restored. Method: the root block of each of these trees is destroyed in turn,
 /// with block groups in the extent tree and in a tree of their own.
@@ -256,5 +278,31 @@ fn trees_that_commits_need() {
         assert_eq!(image.read("small").unwrap(), b"inline", "{name}");
         assert_eq!(image.read("large").is_ok(), tree != TreeId::CSUM, "{name}");
         assert_eq!(notices.lock().unwrap().len(), notices_want, "{name}: {:?}", notices.lock().unwrap());
+    }
+}
+
+/// Goal: a volume on which a conversion was interrupted can be read, with a notice, and is not written to. Method: a sound volume
+/// with each flag that such tools leave in the superblock.
+#[test]
+fn interrupted_conversions() {
+    for (flag, what) in [
+        (SuperFlags::CHANGING_FSID, "a change of the fsid"),
+        (SuperFlags::CHANGING_FSID_V2, "a change of the fsid"),
+        (SuperFlags::CHANGING_BG_TREE, "a conversion of the block-group tree"),
+        (SuperFlags::CHANGING_DATA_CSUM, "a change of the checksum type"),
+        (SuperFlags::CHANGING_META_CSUM, "a change of the checksum type"),
+    ] {
+        let disk = Disk::new(&MkfsOptions::default(), 1, |image| image.write("file", b"content").unwrap());
+        disk.edit_super(0, None, true, |sb| sb.flags = (sb.flags.get() | flag.bits()).into());
+        let devices = || disk.devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
+        let error = Image::from_devices(devices(), &OpenOptions::writing()).err().expect("a refusal");
+        assert!(error.to_string().contains(what) && error.kind() == ErrorKind::Refusal, "{error}");
+        let notices: Arc<Mutex<Vec<String>>> = Arc::default();
+        let heard = notices.clone();
+        let on_notice = oleo::OnNotice::new(move |line| heard.lock().unwrap().push(line.to_owned()));
+        let image = Image::from_devices(devices(), &OpenOptions::default().on_notice(on_notice)).unwrap();
+        assert_eq!(image.read("file").unwrap(), b"content");
+        let notices = notices.lock().unwrap();
+        assert!(notices.len() == 1 && notices[0].contains(what), "{notices:?}");
     }
 }
