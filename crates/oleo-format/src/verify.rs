@@ -22,10 +22,16 @@ use crate::{ItemType, Key, TreeId};
 
 /// Checks a block completely.
 pub(crate) fn block(bytes: &[u8], rules: &NodeRules, expect: &NodeExpect) -> Result<(), Corruption> {
+    let place = |e: Corruption| e.within(format_args!("block {}", expect.logical));
+    check_csum(bytes, rules).and_then(|()| check(bytes, rules, expect)).map_err(place)
+}
+
+/// Checks everything but the checksum.
+pub(crate) fn block_without_csum(bytes: &[u8], rules: &NodeRules, expect: &NodeExpect) -> Result<(), Corruption> {
     check(bytes, rules, expect).map_err(|e| e.within(format_args!("block {}", expect.logical)))
 }
 
-fn check(bytes: &[u8], rules: &NodeRules, expect: &NodeExpect) -> Result<(), Corruption> {
+fn check_csum(bytes: &[u8], rules: &NodeRules) -> Result<(), Corruption> {
     ensure!(bytes.len() == rules.nodesize as usize, "tree block", "length", bytes.len(), rules.nodesize);
     let header = Header::parse_prefix(bytes)?.0;
     let csum_len = rules.csum.csum_len();
@@ -37,6 +43,12 @@ fn check(bytes: &[u8], rules: &NodeRules, expect: &NodeExpect) -> Result<(), Cor
         Hex(&header.csum[..csum_len]),
         Hex(&csum[..csum_len])
     );
+    Ok(())
+}
+
+fn check(bytes: &[u8], rules: &NodeRules, expect: &NodeExpect) -> Result<(), Corruption> {
+    ensure!(bytes.len() == rules.nodesize as usize, "tree block", "length", bytes.len(), rules.nodesize);
+    let header = Header::parse_prefix(bytes)?.0;
     ensure!(header.bytenr.get() == expect.logical.0, "tree block", "bytenr", header.bytenr, expect.logical);
     let fsid = uuid::Uuid::from_bytes(header.fsid);
     ensure!(fsid == rules.fsid, "tree block", "fsid", fsid, rules.fsid);

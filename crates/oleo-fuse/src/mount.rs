@@ -151,6 +151,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         .discard(options.discard)
         .use_backup_root(rescue.use_backup_root)
         .ignore_bad_trees(rescue.ignore_bad_roots)
+        .ignore_block_csums(rescue.ignore_meta_csums)
         .no_log_replay(rescue.no_log_replay)
         .wipe_stripe_records(options.wipe_stripe_records)
         .keep_space_cache(options.keep_space_cache)

@@ -116,6 +116,8 @@ pub struct Rescue {
     pub ignore_bad_roots: bool,
     /// Do not compare data with its checksums.
     pub ignore_data_csums: bool,
+    /// Do not compare tree blocks with their checksums.
+    pub ignore_meta_csums: bool,
 }
 
 /// The options of a mount.
@@ -367,14 +369,23 @@ impl MountOptions {
             "nologreplay" => rescue.no_log_replay = true,
             "ignorebadroots" | "ibadroots" => rescue.ignore_bad_roots = true,
             "ignoredatacsums" | "idatacsums" => rescue.ignore_data_csums = true,
+            "ignoremetacsums" | "imetacsums" => rescue.ignore_meta_csums = true,
+            // Reading does not depend on these flags.
+            "ignoresuperflags" | "isuperflags" => {}
             "all" => {
-                *rescue = Rescue { no_log_replay: true, ignore_bad_roots: true, ignore_data_csums: true, ..*rescue };
+                *rescue = Rescue {
+                    no_log_replay: true,
+                    ignore_bad_roots: true,
+                    ignore_data_csums: true,
+                    ignore_meta_csums: true,
+                    ..*rescue
+                };
             }
             _ => {
                 return Err(wrong(
                     "rescue",
                     what,
-                    "one of usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, all",
+                    "one of usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, ignoremetacsums, ignoresuperflags, all",
                 ));
             }
         }

@@ -104,6 +104,8 @@ pub struct Volume {
     seed_rules: Vec<NodeRules>,
     chunk_tree_uuid: Uuid,
     write: bool,
+    /// Tree blocks are used without a fitting checksum, if everything else about them is right.
+    ignore_block_csums: bool,
     /// It was opened to be used even if devices are missing.
     degraded: bool,
     flushers: Flushers,

@@ -56,6 +56,8 @@ pub struct OpenOptions {
     pub backup: Option<usize>,
     /// For reading: of each device that copy of its superblock instead of the best; 0 to 2, in the order of their places.
     pub super_copy: Option<usize>,
+    /// For reading: use a tree block without a copy that fits its checksum if everything else about it is right.
+    pub ignore_block_csums: bool,
 }
 
 /// A device with its best superblock.
@@ -136,6 +138,7 @@ impl Volume {
             seed_rules: seed_rules_of(seed_rules)?,
             chunk_tree_uuid: Uuid::nil(),
             write: false,
+            ignore_block_csums: opts.ignore_block_csums && !opts.write,
             degraded: opts.degraded,
             flushers: Flushers::default(),
             rows: Rows::default(),
@@ -264,6 +267,7 @@ impl Volume {
             seed_rules: Vec::new(),
             chunk_tree_uuid,
             write: true,
+            ignore_block_csums: false,
             degraded: false,
             flushers: Flushers::default(),
             rows: Rows::of_new_volume(),

@@ -131,14 +131,12 @@ pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeE
             names(refused.iter_names().map(|n| n.0), (refused - known).bits()),
         ));
     }
-    let changing = SuperFlags::CHANGING_FSID
-        | SuperFlags::CHANGING_FSID_V2
-        | SuperFlags::CHANGING_BG_TREE
-        | SuperFlags::CHANGING_DATA_CSUM
-        | SuperFlags::CHANGING_META_CSUM;
-    let odd = sb.flags() & changing;
-    if !odd.is_empty() {
-        return Err(unsupported("superblock flag", names(odd.iter_names().map(|n| n.0), 0)));
+    // Every block and sector that is read is verified by itself, so a volume in such a state can be read as far as it is whole.
+    if write && let Some(what) = sb.unfinished() {
+        let text = format!(
+            "a volume on which {what} was interrupted: it can be read; the tool that began it, such as btrfstune, has to finish it"
+        );
+        return Err(unsupported("writing to", text));
     }
     let known = CompatRo::all().iter_names().fold(CompatRo::empty(), |all, (_, bit)| all | bit);
     let unknown = features.compat_ro - known;

@@ -171,9 +171,12 @@ impl Sample {
     }
 }
 
-const WRITE: OpenOptions = OpenOptions { write: true, degraded: false, backup: None, super_copy: None };
-const READ: OpenOptions = OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
-const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true, backup: None, super_copy: None };
+const WRITE: OpenOptions =
+    OpenOptions { write: true, degraded: false, backup: None, super_copy: None, ignore_block_csums: false };
+const READ: OpenOptions =
+    OpenOptions { write: false, degraded: false, backup: None, super_copy: None, ignore_block_csums: false };
+const DEGRADED: OpenOptions =
+    OpenOptions { write: false, degraded: true, backup: None, super_copy: None, ignore_block_csums: false };
 
 /// How many devices each profile is tried on.
 fn cases() -> impl Iterator<Item = (Profile, usize)> {
@@ -310,6 +313,45 @@ fn blocks_are_healed() {
     let wrong = NodeExpect { generation: Some(Generation(4)), ..sample.root };
     assert!(volume.read_block(&wrong).is_err());
     assert!(volume.error_counters().iter().any(|c| c.1.generation > 0));
+}
+
+/// Goal: if checksums are ignored, a block without a copy that fits is used if all else is right, and a good copy is preferred.
+/// Method: raid1; the checksum of one copy, then of both, is damaged, then the generation of one.
+#[test]
+fn blocks_without_fitting_checksums() {
+    let sample = Sample::new(Profile::Raid1, 2);
+    let ignoring = OpenOptions { ignore_block_csums: true, ..READ };
+    for batch in [false, true] {
+        let (volume, devices) = sample.open(&[], READ).expect("open");
+        let stripes = volume.chunk_of(sample.root.logical).expect("chunk").stripes.clone();
+        let damage = |nth: usize, at: u64| {
+            let s = stripes[nth];
+            devices[s.devid.0 as usize - 1].write_at(s.offset.0 + at, b"rot").expect("write");
+        };
+        let read = |options: &OpenOptions| {
+            let devices = devices.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+            let volume = Volume::open(devices, options).expect("open");
+            let mut nodes = match batch {
+                false => vec![volume.read_block(&sample.root)],
+                true => volume.read_blocks(&[sample.root, sample.root]),
+            };
+            nodes.pop().expect("a result")
+        };
+        let whole = read(&READ).expect("it is whole").into_bytes();
+        for nth in 0..2 {
+            damage(nth, 0);
+            let node = read(&ignoring).expect("all but the checksum is right");
+            assert_eq!(&node.bytes()[32..], &whole[32..]);
+            // As long as one copy fits, it is used.
+            assert_eq!(node.bytes() == &*whole, nth == 0);
+            assert_eq!(read(&READ).is_ok(), nth == 0);
+        }
+        // The generation in the header.
+        damage(0, 80);
+        assert!(read(&ignoring).is_ok(), "the other copy");
+        damage(1, 80);
+        assert!(read(&ignoring).is_err());
+    }
 }
 
 /// Goal: the newest whole mirror wins; without any the device is refused; foreign and doubled devices are refused.

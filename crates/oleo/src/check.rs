@@ -63,7 +63,7 @@ pub fn image(path: impl AsRef<Path>, open: &OpenOptions, start: Start, how: &Che
 /// As [`image`].
 pub fn devices(devices: Vec<Arc<dyn Device>>, degraded: bool, start: Start, how: &CheckOptions<'_>) -> Result<Report> {
     let Start { backup, super_copy } = start;
-    let volume = Volume::open(devices, &VolumeOptions { write: false, degraded, backup, super_copy })?;
+    let volume = Volume::open(devices, &VolumeOptions { degraded, backup, super_copy, ..VolumeOptions::default() })?;
     if let Some(tree) = volume.tree_that_moves() {
         let text = format!("a volume with a {tree} cannot be checked yet");
         return Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, text));

@@ -89,8 +89,13 @@ impl Image {
         chunk_len_max: Option<u64>,
         backup: Option<usize>,
     ) -> Result<Image> {
-        let volume_options =
-            VolumeOptions { write: options.writes(), degraded: options.degraded, backup, super_copy: None };
+        let volume_options = VolumeOptions {
+            write: options.writes(),
+            degraded: options.degraded,
+            backup,
+            super_copy: None,
+            ignore_block_csums: options.ignore_block_csums,
+        };
         let mut volume = Arc::new(match options.sprout {
             Some(fsid) => Volume::sprout(devices.clone(), fsid)?,
             None => Volume::open(devices.clone(), &volume_options)?,

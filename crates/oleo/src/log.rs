@@ -30,7 +30,13 @@ pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Res
         devices.iter().map(|d| Arc::new(Overlay::new(d.clone(), share)) as Arc<dyn Device>).collect();
     let done = (|| {
         over.iter().try_for_each(|device| no_dump(&**device))?;
-        let volume_options = VolumeOptions { write: true, degraded: options.degraded, backup: None, super_copy: None };
+        let volume_options = VolumeOptions {
+            write: true,
+            degraded: options.degraded,
+            backup: None,
+            super_copy: None,
+            ignore_block_csums: false,
+        };
         let volume = Arc::new(Volume::open(over.clone(), &volume_options)?);
         let engine_options = EngineOptions { cache_bytes: options.cache_bytes, ..EngineOptions::default() };
         let nodesize = u64::from(volume.rules().nodesize);

@@ -49,6 +49,8 @@ pub struct OpenOptions {
     pub use_backup_root: bool,
     /// Go on without trees that cannot be read, as far as files can be read without them (reading only).
     pub ignore_bad_trees: bool,
+    /// Use a tree block without a copy that fits its checksum if everything else about it is right (reading only).
+    pub ignore_block_csums: bool,
     /// Do not apply the log that a crash left: what was synced after the last commit is not seen (reading only).
     pub no_log_replay: bool,
     /// Bytes of changes, over all devices, that applying the log in memory may make, and at most so many of the log itself (reading only). A log that needs more is an error;
@@ -84,6 +86,7 @@ impl Default for OpenOptions {
             discard: false,
             use_backup_root: false,
             ignore_bad_trees: false,
+            ignore_block_csums: false,
             no_log_replay: false,
             log_bytes_max: 1 << 30,
             wipe_stripe_records: false,
@@ -107,6 +110,7 @@ oleo_format::setters!(OpenOptions {
     discard: bool,
     use_backup_root: bool,
     ignore_bad_trees: bool,
+    ignore_block_csums: bool,
     no_log_replay: bool,
     log_bytes_max: u64,
     wipe_stripe_records: bool,

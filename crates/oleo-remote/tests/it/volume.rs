@@ -28,7 +28,13 @@ fn writable(store: &dyn Fn() -> Arc<dyn Store>) -> Arc<dyn Device> {
 }
 
 fn check(dev: Arc<dyn Device>) {
-    let how = oleo_volume::OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
+    let how = oleo_volume::OpenOptions {
+        write: false,
+        degraded: false,
+        backup: None,
+        super_copy: None,
+        ignore_block_csums: false,
+    };
     let volume = Volume::open(vec![dev], &how).expect("a volume");
     let report = oleo::check::volume(&volume, &CheckOptions::default()).expect("checked");
     // Copies of the superblock are written after a commit's last flush, and a writer that is overtaken loses them.

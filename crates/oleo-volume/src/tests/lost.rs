@@ -4,7 +4,8 @@ use oleo_sim::faulty::{Faulty, Trouble};
 
 use super::*;
 
-const DEGRADED_WRITE: OpenOptions = OpenOptions { write: true, degraded: true, backup: None, super_copy: None };
+const DEGRADED_WRITE: OpenOptions =
+    OpenOptions { write: true, degraded: true, backup: None, super_copy: None, ignore_block_csums: false };
 
 /// The sample's devices, which fail when asked.
 fn faulty(sample: &Sample) -> (Vec<Arc<Faulty>>, Vec<Arc<MemDevice>>) {

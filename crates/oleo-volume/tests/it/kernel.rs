@@ -17,9 +17,12 @@ use oleo_sim::rng::Rng;
 use oleo_volume::{ChunkMap, ChunkWant, ErrorCounters, OpenOptions, STRIPE_LEN, Volume, VolumeError, read_mirrors};
 
 const MIB: u64 = 1 << 20;
-const READ: OpenOptions = OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
-const WRITE: OpenOptions = OpenOptions { write: true, degraded: false, backup: None, super_copy: None };
-const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true, backup: None, super_copy: None };
+const READ: OpenOptions =
+    OpenOptions { write: false, degraded: false, backup: None, super_copy: None, ignore_block_csums: false };
+const WRITE: OpenOptions =
+    OpenOptions { write: true, degraded: false, backup: None, super_copy: None, ignore_block_csums: false };
+const DEGRADED: OpenOptions =
+    OpenOptions { write: false, degraded: true, backup: None, super_copy: None, ignore_block_csums: false };
 
 fn open(files: &[&PathBuf], opts: &OpenOptions) -> Result<Volume, VolumeError> {
     let file_opts = FileOptions::default().write(opts.write);

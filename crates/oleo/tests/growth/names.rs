@@ -414,6 +414,12 @@ fn replayed(memory: &[std::sync::Arc<crate::count::Memory>]) -> Result<Cost> {
 
 fn open_log(memory: &[std::sync::Arc<crate::count::Memory>]) -> Result<bool> {
     let devices = memory.iter().map(|memory| memory.clone() as std::sync::Arc<dyn oleo::Device>).collect();
-    let options = oleo_volume::OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
+    let options = oleo_volume::OpenOptions {
+        write: false,
+        degraded: false,
+        backup: None,
+        super_copy: None,
+        ignore_block_csums: false,
+    };
     Ok(oleo_volume::Volume::open(devices, &options)?.super_block().log_root.get() != 0)
 }

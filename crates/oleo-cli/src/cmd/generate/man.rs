@@ -102,7 +102,7 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     (
         "rescue=WHAT[:WHAT...]",
         "rescue=nologreplay:ignorebadroots",
-        "With ro: tolerate damage. usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, all.",
+        "With ro: tolerate damage. usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, ignoremetacsums, ignoresuperflags, all.",
     ),
     ("allow_other", "allow_other", "Other users may use the mount. The default if root mounts."),
     ("fsname=NAME, subtype=NAME", "fsname=data,subtype=oleo", "What mount(8) and df(1) show as source and type."),
