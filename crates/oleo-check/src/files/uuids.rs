@@ -1,8 +1,8 @@
 //! The UUID tree: leads from the uuid of a subvolume, and from the uuid it was received with, to its number.
 //!
 //! If `uuid_tree_generation` is not that of the superblock, the kernel rebuilds the tree at the next mount; then
-//! nothing here is wrong. What is wrong is a warning: readers use the tree as a hint (the item of a UUID that many subvolumes
-//! have is full some day, and does not list those made afterwards), and the kernel and `btrfs check` do not verify it.
+//! nothing here is wrong. Wrong entries are warnings: readers use the tree as a hint, since the item of a UUID that many
+//! subvolumes have becomes full and does not list later ones; and the kernel and `btrfs check` do not verify it.
 
 use std::collections::BTreeSet;
 

@@ -129,8 +129,8 @@ fn subvolumes_of_one_uuid() -> Result<()> {
     sound(fs, &device, "subvolumes of one UUID")
 }
 
-/// Goal: an entry for which the item of its hash has no room is refused by every operation that would add it, and nothing has
-/// changed; with room it is made. Method: a directory full of names of one hash; each operation; a commit after each.
+/// Goal: if the item of a hash has no room for an entry, every operation that would add it is refused, and nothing has changed; with
+/// room it is made. Method: a directory full of names of one hash; each operation; a commit after each.
 #[test]
 fn names_of_one_hash() -> Result<()> {
     let (device, fs) = fresh(FeatureSet::default())?;
@@ -174,7 +174,7 @@ fn names_of_one_hash() -> Result<()> {
     sound(fs, &device, "names of one hash")
 }
 
-/// Goal: an attribute for which the item of its hash has no room is refused, a longer value, too.
+/// Goal: if the item of a hash has no room for an attribute, or for a longer value, setting it is refused.
 #[test]
 fn attributes_of_one_hash() -> Result<()> {
     let (device, fs) = fresh(FeatureSet::default())?;
@@ -195,7 +195,7 @@ fn attributes_of_one_hash() -> Result<()> {
     sound(fs, &device, "attributes of one hash")
 }
 
-/// Goal: a name of an inode for which none of its items has room is refused. Method: with extended references, names in one
+/// Goal: a name is refused if none of the inode's items has room for it. Method: with extended references, names in one
 /// directory whose extended references have one hash; without, any names in one directory.
 #[test]
 fn names_of_one_inode() -> Result<()> {

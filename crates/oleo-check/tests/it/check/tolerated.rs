@@ -1,5 +1,5 @@
-//! Items that are longer than they need be, or have unknown fields set: what the kernel reads, we read, and what `btrfs check`
-//! accepts, too, is no error for us. `docs/tolerance.md` has the table that [`as_the_kernel`] prints.
+//! Items that are longer than they need be, or have unknown fields set: Oleo reads all that the kernel reads, and reports no error
+//! for a volume that `btrfs check` accepts. `docs/tolerance.md` has the table that [`as_the_kernel`] prints.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ use crate::check::kit::{Disk, noise};
 struct Case {
     /// The item.
     item: &'static str,
-    /// What is changed of it.
+    /// The change of it.
     change: &'static str,
     apply: Box<dyn Fn(&Disk)>,
 }
