@@ -88,7 +88,10 @@ mod tests {
         assert_eq!(ranges.within(6, 10), []);
         assert_eq!([5, 6, 59].map(|at| ranges.first_at_or_above(at)), [Some((5, 6)), Some((10, 60)), Some((10, 60))]);
         assert_eq!([60, u64::MAX].map(|at| ranges.first_at_or_above(at)), [None, None]);
-        assert_eq!([4, 5, 9, 10].map(|at| ranges.first_at_or_below(at)), [None, Some((5, 6)), Some((5, 6)), Some((10, 60))]);
+        assert_eq!(
+            [4, 5, 9, 10].map(|at| ranges.first_at_or_below(at)),
+            [None, Some((5, 6)), Some((5, 6)), Some((10, 60))]
+        );
     }
 
     /// Goal: taking a number out leaves all others. Method: at both edges, inside, outside, and from a range of one.

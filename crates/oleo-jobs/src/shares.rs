@@ -97,7 +97,9 @@ pub fn shares(engine: &Engine, base: &ScanBase, goes_on: &dyn Fn() -> bool) -> R
                 return Ok(None);
             }
             let expects: Vec<NodeExpect> = batch.iter().map(|due| due.expect).collect();
-            for (Due { sets: reached, progress, .. }, node) in batch.into_iter().zip(engine.volume().read_blocks(&expects)) {
+            for (Due { sets: reached, progress, .. }, node) in
+                batch.into_iter().zip(engine.volume().read_blocks(&expects))
+            {
                 let node = node?;
                 let reached = reached.union(&mut sets);
                 *bytes.entry(reached).or_default() += nodesize;

@@ -10,8 +10,8 @@ use std::path::Path;
 use oleo_format::Corruption;
 use oleo_fs::data::CloneRange;
 use oleo_fs::{
-    Attr, Descent, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target, Times,
-    XattrMode,
+    Attr, Descent, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, RenameMode, SetAttr,
+    Target, Times, XattrMode,
 };
 use oleo_mkfs::{FillOptions, Report, fill_from_dir};
 

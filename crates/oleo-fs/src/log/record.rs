@@ -22,8 +22,8 @@ use oleo_txn::{JoinsBlocked, LogRecording, fallback};
 use crate::data::Extent;
 use crate::items::refs::{self, NameOf};
 use crate::log::mark::{Depth, LogMark};
-use crate::ranges::Ranges;
 use crate::object::{Core, Inode, InodeFields, Items, Subvol, WriteGuard};
+use crate::ranges::Ranges;
 use crate::{FileKind, FsError};
 
 /// Whether recorded inodes are marked as logged.

@@ -13,9 +13,9 @@ use oleo_txn::fallback;
 
 use crate::FsError;
 use crate::data::{Extent, ExtentMap, MapOf, map_walk};
-use crate::ranges::Ranges;
 use crate::log::record::{Recorder, end_of};
 use crate::object::{Items, WriteGuard};
+use crate::ranges::Ranges;
 
 impl Recorder<'_> {
     /// The extents of a file of which the items at `offsets` have changed since the last commit or, with `again`, since it was

@@ -11,9 +11,9 @@ use oleo_txn::fallback;
 use crate::items::dir::{self, Target};
 use crate::items::refs::{self, NameOf};
 use crate::log::mark::Depth;
-use crate::ranges::Ranges;
 use crate::log::record::{Item, Recorder};
 use crate::object::{InodeFields, Items, WriteGuard};
+use crate::ranges::Ranges;
 use crate::{FileKind, FsError};
 
 /// Directories from any to the root at most: more than the longest path has.

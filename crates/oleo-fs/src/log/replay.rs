@@ -40,8 +40,8 @@ use oleo_txn::{Claim, Handle, LogTree, Need, UnreplayedLog};
 use crate::FsError;
 use crate::attributes::FileKind;
 use crate::fs::Fs;
-use crate::ranges::Ranges;
 use crate::object::{Core, Inode, InodeFields, Items, ItemsMut, Subvol, Value};
+use crate::ranges::Ranges;
 
 mod data;
 mod names;

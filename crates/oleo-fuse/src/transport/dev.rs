@@ -159,7 +159,8 @@ impl Relief for Pool {
     }
 
     fn relieve(self: Arc<Self>, _: usize) {
-        if !self.ended.load(Ordering::Acquire) && self.threads.load(Ordering::Acquire) < self.threads_max + RELIEVED_MAX {
+        if !self.ended.load(Ordering::Acquire) && self.threads.load(Ordering::Acquire) < self.threads_max + RELIEVED_MAX
+        {
             // Without another thread the requests wait.
             let _ = self.start();
         }

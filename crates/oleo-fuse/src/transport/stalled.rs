@@ -278,7 +278,10 @@ mod tests {
         let gate = Arc::new(std::sync::Mutex::new(gate));
         let stick = || {
             let gate = gate.clone();
-            work.send(Box::new(move || drop(gate.lock().unwrap().recv()))).unwrap();
+            let wait = move || {
+                let _ = gate.lock().unwrap().recv();
+            };
+            work.send(Box::new(wait)).unwrap();
         };
         let ask = || {
             let (done, is_done) = mpsc::channel();

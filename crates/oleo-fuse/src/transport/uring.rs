@@ -209,7 +209,8 @@ impl Rings {
             let (crew, threads) = (Crew::default(), AtomicUsize::new(threads));
             KernelQueue { number, processor, crew, threads, depth, max }
         };
-        let mut queues: Vec<KernelQueue> = own.iter().map(|(number, processor)| queue(*number, *processor, 1)).collect();
+        let mut queues: Vec<KernelQueue> =
+            own.iter().map(|(number, processor)| queue(*number, *processor, 1)).collect();
         queues.extend(spare.iter().map(|number| queue(*number, None, 0)));
         let own = own.iter().map(|(number, _)| SlotRing::new(channel, &[*number])).collect::<io::Result<_>>()?;
         let spare = (!spare.is_empty()).then(|| SlotRing::new(channel, &spare)).transpose()?;

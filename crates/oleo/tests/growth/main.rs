@@ -103,7 +103,12 @@ fn costs_grow_like_what_they_are_about() -> Result<()> {
         }
         let begin = std::time::Instant::now();
         let found = case.measure(show, scale).unwrap_or_else(|error| vec![format!("{error:#}")]);
-        println!("{}: {} ({} ms)", case.name, if found.is_empty() { "ok" } else { "too fast" }, begin.elapsed().as_millis());
+        println!(
+            "{}: {} ({} ms)",
+            case.name,
+            if found.is_empty() { "ok" } else { "too fast" },
+            begin.elapsed().as_millis()
+        );
         if !case.known.0.is_empty() {
             println!("    but for {}: {}", case.known.0.join(", "), case.known.1);
         }

@@ -53,8 +53,7 @@ impl Replay<'_> {
         let end = at.saturating_add(extent.len(self.sector).max(1)).next_multiple_of(self.sector);
         let mut items = MapMutOf { guard: &mut guard, handle: self.handle, sector: self.sector };
         let is_gap = self.no_holes && matches!(extent, Extent::Hole { .. });
-        let freed =
-            if is_gap { map::make_hole(&mut items, at, end)? } else { map::drop_range(&mut items, at, end)? };
+        let freed = if is_gap { map::make_hole(&mut items, at, end)? } else { map::drop_range(&mut items, at, end)? };
         let added = extent.counted();
         if let Extent::Span(span) = &extent {
             let flags = InodeFlags::from_bits_retain(items.guard.fields().flags);

@@ -186,8 +186,7 @@ fn what_is_empty_is_not_walked_over() {
         }
     }
     let below = Counted(Below((0..ITEMS).map(|at| (slot(at), vec![0])).collect(), true), Default::default());
-    let layers =
-        Layers { open: &open, frozen: None, base: Some(&below), empty: Some((ItemType::EXTENT_DATA, &empty)) };
+    let layers = Layers { open: &open, frozen: None, base: Some(&below), empty: Some((ItemType::EXTENT_DATA, &empty)) };
     for (direction, want) in [(Direction::Up, [0, 5000]), (Direction::Down, [5000, 0])] {
         let mut found = Vec::new();
         let mut visit = |at, _: &[u8]| {
