@@ -284,6 +284,7 @@ fn claims() {
     let mut options = small();
     options.claim = Duration::from_secs(1);
     options.owner = "first".into();
+    options.keeper = false;
     let first = RemoteDevice::open_writable(Arc::new(store.copy()), &options).expect("open");
     first.write_at(0, b"first").expect("write");
     std::thread::scope(|scope| {
