@@ -1,9 +1,8 @@
-//! Helper threads for long requests, so that the processors of their callers stay free.
+//! Helper threads for long requests, so that the threads at the rings stay free.
 //!
-//! (1) A queue thread [`give`](Helpers::give)s its slot; (2) a helper answers the request in it, (3) puts it into the
+//! (1) A queue thread [`give`](Helpers::give)s a slot; (2) a helper answers the request in it, (3) puts it into the
 //! [`Done`] list of the thread it came from and raises that thread's event; (4) that thread submits the reply, since a
-//! ring has one user. Helpers are started when they are needed, at most `threads_max`, and stay; if all of them are stuck and more
-//! requests wait, `stalled` has more started, up to [`RELIEVED_MAX`].
+//! ring has one user. Helpers are started when they are needed, at most `threads_max`, and stay.
 //!
 //! Locks: one mutex for the queue of work, one for each list of slots that are done; never two together, never while
 //! answering.
@@ -12,7 +11,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use oleo_device::affinity;
@@ -22,14 +20,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::ring::Slot;
 use super::{Scratch, answer};
 use crate::transport::Handler;
-use crate::transport::stalled::{Look, Watch};
-
-/// Helpers beyond `threads_max` for requests that a device keeps waiting.
-const RELIEVED_MAX: usize = 256;
 
 /// Slots on their way back to the thread whose ring they belong to.
 pub struct Done {
-    slots: Mutex<rank::FuseReplies, Vec<Slot>>,
+    /// With whether the request waited for others.
+    slots: Mutex<rank::FuseReplies, Vec<(Slot, bool)>>,
     event: Arc<OwnedFd>,
 }
 
@@ -51,19 +46,19 @@ impl Done {
         let _ = rustix::io::write(&*self.event, zerocopy::IntoBytes::as_bytes(&1u64));
     }
 
-    /// Empties the list.
-    pub fn take(&self) -> Vec<Slot> {
+    /// Empties the list: slots, and whether their requests were said to wait for others.
+    pub fn take(&self) -> Vec<(Slot, bool)> {
         std::mem::take(&mut *self.slots.lock())
     }
 
-    fn put(&self, slot: Slot) {
-        self.slots.lock().push(slot);
+    fn put(&self, slot: Slot, waited: bool) {
+        self.slots.lock().push((slot, waited));
         self.wake();
     }
 }
 
-/// A slot with a request, and where it goes.
-type Given = (Slot, Arc<Done>);
+/// A slot with a request, where it goes, and whether the request waits for others.
+type Given = (Slot, Arc<Done>, bool);
 
 #[derive(Default)]
 struct Work {
@@ -80,66 +75,49 @@ pub struct Helpers {
     more: Condvar,
     handler: Arc<dyn Handler>,
     threads_max: usize,
-    watch: Watch,
-    /// Requests that no helper has taken yet; set with the lock of `work` held.
-    left: AtomicUsize,
-    answered: AtomicUsize,
 }
 
 impl Helpers {
     /// None yet.
-    pub fn new(threads_max: usize, handler: Arc<dyn Handler>, watch: Watch) -> Helpers {
-        let (left, answered) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let threads_max = threads_max.max(1);
-        Helpers { work: Mutex::default(), more: Condvar::new(), handler, threads_max, watch, left, answered }
+    pub fn new(threads_max: usize, handler: Arc<dyn Handler>) -> Helpers {
+        Helpers { work: Mutex::default(), more: Condvar::new(), handler, threads_max: threads_max.max(1) }
     }
 
     /// Has the request in a slot answered; the slot goes to `done`.
     pub fn give(self: &Arc<Self>, slot: Slot, done: &Arc<Done>) {
+        self.push((slot, done.clone(), false));
+    }
+
+    /// The same for a request that waits for others.
+    pub fn give_waiting(self: &Arc<Self>, slot: Slot, done: &Arc<Done>) {
+        self.push((slot, done.clone(), true));
+    }
+
+    fn push(self: &Arc<Self>, given: Given) {
         let mut work = self.work.lock();
-        work.slots.push_back((slot, done.clone()));
-        self.left.store(work.slots.len(), Ordering::Release);
-        if work.slots.len() > work.idle {
-            if work.threads.len() >= self.threads_max {
-                self.watch.wake();
-            } else if self.start(&mut work).is_err() && work.threads.is_empty() {
-                // There is no other thread to do it.
-                let alone = work.slots.pop_back();
-                self.left.store(work.slots.len(), Ordering::Release);
-                drop(work);
-                alone.into_iter().for_each(|given| self.one(given, &mut Scratch::new()));
-                return;
+        work.slots.push_back(given);
+        if work.slots.len() > work.idle && work.threads.len() < self.threads_max {
+            let helpers = self.clone();
+            let name = format!("fuse-help-{}", work.threads.len());
+            match std::thread::Builder::new().name(name).spawn(move || helpers.run()) {
+                Ok(thread) => work.threads.push(thread),
+                Err(_) if !work.threads.is_empty() => {}
+                Err(_) => {
+                    // Nobody else will.
+                    let alone = work.slots.pop_back();
+                    drop(work);
+                    alone.into_iter().for_each(|given| self.one(given, &mut Scratch::new()));
+                    return;
+                }
             }
         }
         drop(work);
         self.more.notify_one();
     }
 
-    fn start(self: &Arc<Self>, work: &mut Work) -> io::Result<()> {
-        let helpers = self.clone();
-        let name = format!("fuse-help-{}", work.threads.len());
-        work.threads.push(std::thread::Builder::new().name(name).spawn(move || helpers.run())?);
-        Ok(())
-    }
-
-    /// Returns the state that the watching thread compares.
-    pub fn look(&self) -> Look {
-        Look { free: self.left.load(Ordering::Acquire) == 0, answered: self.answered.load(Ordering::Relaxed) }
-    }
-
-    /// Starts another helper if requests wait for one.
-    pub fn relieve(self: &Arc<Self>) {
-        let mut work = self.work.lock();
-        if !work.closed && !work.slots.is_empty() && work.threads.len() < self.threads_max + RELIEVED_MAX {
-            // Without another thread the requests wait.
-            let _ = self.start(&mut work);
-        }
-    }
-
-    fn one(&self, (mut slot, done): Given, scratch: &mut Scratch) {
+    fn one(&self, (mut slot, done, waits): Given, scratch: &mut Scratch) {
         answer(&*self.handler, &mut slot, scratch);
-        self.answered.fetch_add(1, Ordering::Relaxed);
-        done.put(slot);
+        done.put(slot, waits);
     }
 
     fn run(&self) {
@@ -148,7 +126,6 @@ impl Helpers {
         let mut work = self.work.lock();
         loop {
             if let Some(given) = work.slots.pop_front() {
-                self.left.store(work.slots.len(), Ordering::Release);
                 drop(work);
                 self.one(given, &mut scratch);
                 work = self.work.lock();

@@ -158,6 +158,12 @@ impl Ring {
         Ok(Ring { uring, fuse, wake, away: Vec::new() })
     }
 
+    /// A slot beside those that the ring has, to be registered.
+    pub fn another_slot(&mut self, queue: u16, payload_len: usize) -> Slot {
+        self.away.push(None);
+        Slot::new(self.away.len() - 1, queue, payload_len)
+    }
+
     /// Makes the calling thread the one that uses the ring.
     ///
     /// # Errors

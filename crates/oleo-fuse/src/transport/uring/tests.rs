@@ -2,52 +2,41 @@ use super::*;
 use crate::wire::Op;
 use crate::wire::abi::opcode;
 
-/// Goal: every queue is served once, those of processors that are switched on by threads of their own, which are bound if there is one for each
-/// processor that we may use. Method: some machines.
+/// Goal: every queue has exactly one thread, and every thread a queue. Method: some machines.
 #[test]
 fn queues_are_shared_out() {
     let whole = |n: usize| (0..n).collect::<Vec<_>>();
-    // Queues, threads, processors that we may use, processors that are switched on.
     let cases = [
-        (1, 1, whole(1), Some(whole(1))),
-        (4, 4, whole(4), Some(whole(4))),
-        (128, 4, whole(4), Some(whole(4))),
-        (8, 2, whole(8), Some(whole(8))),
-        (8, 2, vec![3, 6], Some(whole(8))),
-        (8, 2, vec![3, 6], Some(vec![0, 6])),
-        (7, 3, vec![], None),
-        (2, 16, whole(2), None),
-        (3, 0, whole(3), Some(whole(3))),
-        (2, 2, vec![1, 2], Some(whole(2))),
+        (1, 1, whole(1)),
+        (4, 4, whole(4)),
+        (8, 2, whole(8)),
+        (8, 2, vec![3, 6]),
+        (7, 3, vec![]),
+        (2, 16, whole(2)),
+        (64, 64, whole(64)),
+        (3, 0, whole(3)),
+        (2, 2, vec![1, 2]),
     ];
-    for (queues, threads, processors, online) in cases {
-        let case = format!("{queues} {threads} {processors:?} {online:?}");
-        let Shares { own, spare } = shares(queues, threads, &processors, online.as_deref());
-        let mut all: Vec<u16> = own.iter().map(|(queue, _)| *queue).chain(spare.iter().copied()).collect();
+    for (queues, threads, processors) in cases {
+        let case = format!("{queues} {threads} {processors:?}");
+        let shares = shares(queues, threads, &processors);
+        assert!(shares.iter().all(|share| !share.queues.is_empty()), "{case}");
+        assert_eq!(shares.len(), threads.clamp(1, queues));
+        let mut all: Vec<u16> = shares.iter().flat_map(|share| share.queues.clone()).collect();
         all.sort_unstable();
         assert_eq!(all, (0..queues as u16).collect::<Vec<_>>(), "{case}");
-        let bound: Vec<usize> = own.iter().filter_map(|(_, processor)| *processor).collect();
-        let fits = processors.len() == threads.clamp(1, queues) && processors.iter().all(|n| *n < queues);
+        let bound: Vec<usize> = shares.iter().filter_map(|share| share.processor).collect();
+        let fits = processors.len() == shares.len() && processors.iter().all(|n| *n < queues);
         assert_eq!(bound, if fits { processors } else { vec![] }, "{case}");
-        assert!(own.iter().all(|(queue, processor)| processor.is_none_or(|n| *queue == n as u16)), "{case}");
-        let is_on = |queue: &u16| online.as_ref().is_none_or(|online| online.contains(&usize::from(*queue)));
-        assert!(!spare.iter().any(is_on), "{case}");
-        assert!(own.iter().all(|(queue, processor)| processor.is_some() || is_on(queue)), "{case}");
+        assert!(shares.iter().all(|share| share.processor.is_none_or(|n| share.queues[0] == n as u16)), "{case}");
     }
 }
 
 /// Goal: the list of processors is read as the kernel writes it.
 #[test]
-fn ranges_are_read() {
-    for (text, numbers) in [
-        ("0\n", Some(vec![0])),
-        ("0-1\n", Some(vec![0, 1])),
-        ("0-3,8,10-11", Some(vec![0, 1, 2, 3, 8, 10, 11])),
-        ("", None),
-        ("3-1", None),
-        ("0-4000000000", None),
-    ] {
-        assert_eq!(ranges(text), numbers, "{text:?}");
+fn ranges_are_counted() {
+    for (text, count) in [("0\n", Some(1)), ("0-1\n", Some(2)), ("0-3,8,10-11", Some(7)), ("", None), ("3-1", None)] {
+        assert_eq!(count_ranges(text), count, "{text:?}");
     }
 }
 
@@ -116,4 +105,21 @@ fn requests_and_replies_share_a_slot() {
     assert_eq!(ask(opcode::WRITE, &[0; 39], b"").0.error, -5);
     assert_eq!(ask(opcode::UNLINK, &[], b"x\0").0.error, -5);
     assert_eq!(ask(opcode::STATFS, &[], &[]).0.error, -38);
+}
+
+/// Goal: however many requests wait for others, a queue keeps its slots for these, up to a limit; and a slot that has come back is used
+/// before there is another. Method: a queue of two slots and at most five.
+#[test]
+fn who_waits_leaves_room() {
+    let mut room = Room::new(&[3, 7], 2, 5);
+    assert_eq!(room.begin(7), Place::WithAnother);
+    assert_eq!(room.begin(7), Place::WithAnother);
+    room.end(7);
+    assert_eq!(room.begin(7), Place::Enough);
+    assert_eq!(room.begin(7), Place::WithAnother);
+    assert_eq!(room.begin(7), Place::None, "two are left for the others");
+    assert_eq!(room.begin(3), Place::WithAnother, "another queue has its own");
+    room.end(7);
+    assert_eq!(room.begin(7), Place::Enough);
+    assert_eq!(room.begin(9), Place::None, "no queue of this thread");
 }
