@@ -19,7 +19,7 @@ const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The switch in a position, and back in the old one when dropped.
-struct Switch {
+pub struct Switch {
     before: String,
     /// Locked: the switch is one for the whole machine, so tests that need it take turns. They are processes of their own.
     _turn: fs::File,
@@ -27,7 +27,7 @@ struct Switch {
 
 impl Switch {
     /// `None`, with the reason printed, if it cannot be moved.
-    fn to(position: &str) -> Option<Switch> {
+    pub fn to(position: &str) -> Option<Switch> {
         if !rustix::process::geteuid().is_root() {
             skip("only root switches FUSE over io_uring");
             return None;
