@@ -132,6 +132,11 @@ impl Fs {
         query::seek_hole(file, at)
     }
 
+    /// The first run of bytes at or after `at` that may be other than zero, and whether chunks have them; `None` if there is none.
+    pub fn data_run(&self, file: &InodeRef, at: u64) -> Result<Option<DataRun>, FsError> {
+        query::data_run(file, at)
+    }
+
     /// How the data of a file is to be prepared.
     pub fn policy(&self, file: &InodeRef) -> Result<Policy, FsError> {
         let guard = file.read();

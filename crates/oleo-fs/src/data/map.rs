@@ -104,6 +104,9 @@ impl Extent {
         if e.offset.0.checked_add(len).is_none_or(|end| end > ram_len) {
             return Err(FsError::corrupt("file extent", at, "offset and num_bytes", e.offset, "within the extent"));
         }
+        if e.disk_bytenr.0.checked_add(e.disk_num_bytes.0.max(ram_len)).is_none() {
+            return Err(FsError::corrupt("file extent", at, "disk_bytenr", e.disk_bytenr, "an end that is a number"));
+        }
         Ok(Extent::Span(Span {
             generation: e.generation,
             disk: e.disk_bytenr,

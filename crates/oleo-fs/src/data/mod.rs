@@ -66,7 +66,7 @@ pub use api::Stamp;
 pub use options::DataOptions;
 pub use packed::PackedExtent;
 pub use prepare::{Compress, Encoded, Policy, Prepared, Whole};
-pub use query::{ExtentInfo, ExtentKind};
+pub use query::{DataRun, ExtentInfo, ExtentKind};
 pub use read::{read_plain, unpack_inline};
 pub use share::{CloneRange, Dedupe};
 pub use unplaced::KeepSize;

@@ -46,6 +46,15 @@ pub struct ExtentInfo {
     pub shared: bool,
 }
 
+/// A run of bytes that may differ from zero.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DataRun {
+    /// Where in the file it is.
+    pub range: Range<u64>,
+    /// Chunks have its addresses. If not, none of it can be read.
+    pub in_chunks: bool,
+}
+
 /// The extents that overlap a range, rising; neighbours that continue each other on disk are one.
 pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo>, FsError> {
     let engine = inode.core().engine();
@@ -247,6 +256,56 @@ pub(crate) fn seek_hole(inode: &Inode, at: u64) -> Result<Option<u64>, FsError> 
         })?;
         if pos == before || pos >= size {
             return Ok(Some(pos.min(size)));
+        }
+    }
+}
+
+/// The first run at or after `at`; it may continue behind its end. An error of the map behind the run's beginning is left to the next call.
+pub(crate) fn data_run(inode: &Inode, at: u64) -> Result<Option<DataRun>, FsError> {
+    let guard = inode.read();
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let size = inode.data.shown(guard.fields());
+    let mut found: Option<DataRun> = None;
+    let walked = map::walk(&MapOf { items: &guard, sector }, at, size, |start, range, extent| {
+        if !extent.has_data() {
+            return Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+        }
+        let (end, in_chunks) = end_in_chunks(inode, start, &range, extent);
+        match &mut found {
+            None => found = Some(DataRun { range: range.start..end, in_chunks }),
+            Some(run) if (run.range.end, run.in_chunks) == (range.start, in_chunks) => run.range.end = end,
+            Some(_) => return Ok(ControlFlow::Break(())),
+        }
+        Ok(if end < range.end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    });
+    if found.is_none() {
+        walked?;
+    }
+    if let Some(buffered) = next_buffered(inode, at / sector * sector) {
+        let range = at.max(buffered.start / sector * sector)..buffered.end.next_multiple_of(sector).min(size);
+        match &mut found {
+            Some(run) if run.range.start < range.start => run.range.end = run.range.end.min(range.start),
+            _ if range.start < range.end => found = Some(DataRun { range, in_chunks: true }),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Up to which byte of `range`, which is in an extent that begins at `start`, all addresses are in chunks or none is; and which.
+fn end_in_chunks(inode: &Inode, start: u64, range: &Range<u64>, extent: &Extent) -> (u64, bool) {
+    let Extent::Span(span) = extent else { return (range.end, true) };
+    let volume = inode.core().engine().volume();
+    if span.compression != Compression::None {
+        return (range.end, volume.chunk_of(span.disk).is_ok());
+    }
+    let address = span.disk_start().0.saturating_add(range.start - start);
+    let end_at = |end: u64| range.end.min(range.start.saturating_add(end - address));
+    match volume.chunk_of(Logical(address)) {
+        Ok(chunk) => (end_at(chunk.end().0), true),
+        Err(_) => {
+            let next = volume.chunks().iter().map(|chunk| chunk.start.0).filter(|&start| start > address).min();
+            (next.map_or(range.end, end_at), false)
         }
     }
 }

@@ -3,6 +3,8 @@
 //! A tree block that cannot be read hides a range of keys. The entries of a directory, and the extents of a file, behind that range
 //! are readable; the end of the range is found by trying.
 
+use std::ops::Range;
+
 use oleo_format::{Classified, Corruption, ErrorKind};
 use oleo_fs::{DirEntryInfo, Fs, FsError, InodeRef, Target};
 
@@ -45,9 +47,39 @@ pub(super) fn list(fs: &Fs, dir: &InodeRef, after: u64, limit: usize) -> Listed 
     Listed { entries, next, lost: Some(error) }
 }
 
+/// A run of a file that holds data.
+pub(super) struct Run {
+    pub range: Range<u64>,
+    /// Why none of it can be read, if that is known without reading: it is as long as a damaged extent map says, which may
+    /// be longer than anything that could be read.
+    pub lost: Option<FsError>,
+}
+
+/// The first run at or after `at` and before `end`; `None` if there is none.
+pub(super) fn next_run(fs: &Fs, file: &InodeRef, at: u64, end: u64) -> Option<Run> {
+    if at >= end {
+        return None;
+    }
+    match fs.data_run(file, at) {
+        Ok(run) => {
+            let run = run.filter(|run| run.range.start < end)?;
+            let range = run.range.start..run.range.end.min(end);
+            let lost = || FsError::corrupt("file extent", range.start, "address", "in no chunk", "in a chunk");
+            Some(Run { lost: (!run.in_chunks).then(lost), range })
+        }
+        Err(error) => {
+            let sector = u64::from(fs.engine().sectorsize());
+            let is_good = |at: u64| at >= end || fs.data_run(file, at).is_ok();
+            let good = next_good(at / sector, |at| at.checked_mul(sector).is_none_or(is_good));
+            let good = good.and_then(|at| at.checked_mul(sector)).unwrap_or(u64::MAX);
+            Some(Run { range: at..good.min(end), lost: Some(error) })
+        }
+    }
+}
+
 /// The first position after a bad one that is good, if all positions behind it are, too. Positions are tried at growing distances,
 /// then between the last bad and the first good one: 128 at most.
-pub(super) fn next_good(bad: u64, mut is_good: impl FnMut(u64) -> bool) -> Option<u64> {
+fn next_good(bad: u64, mut is_good: impl FnMut(u64) -> bool) -> Option<u64> {
     let (mut bad, mut step) = (bad, 1);
     let mut good = loop {
         let next = bad.checked_add(step)?;

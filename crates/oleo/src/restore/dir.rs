@@ -20,6 +20,7 @@ mod open_dirs;
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use self::open_dirs::{DirTask, OpenDirs};
-use super::damage::{self, next_good};
+use super::damage;
 use super::place::Place;
 use super::{Failures, RestoreOptions, RestoreReport};
 use crate::{Error, Image, Result};
@@ -482,7 +483,7 @@ impl<'a> Work<'a> {
         let mut from = from;
         loop {
             if !dense {
-                from = self.next_data(&file, from).map_or(size, |data| data.min(size));
+                from = self.next_data(&file, from, size).map_or(size, |data| data.start);
             }
             let to = from.saturating_add(RANGE_BYTES).min(size);
             if to < size && file.shared {
@@ -502,25 +503,13 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The next byte that is in no hole; extents that cannot be read are skipped and noted.
-    fn next_data(&self, file: &FileTask<'_>, from: u64) -> Option<u64> {
-        let fs = self.core.fs;
+    /// The next data before `end` that may be readable; what cannot be is skipped and noted.
+    fn next_data(&self, file: &FileTask<'_>, from: u64, end: u64) -> Option<Range<u64>> {
         let mut from = from;
-        while from < file.attr.size {
-            match fs.seek_data(&file.inode, from) {
-                Ok(found) => return found,
-                Err(error) => {
-                    let sector = self.core.sector;
-                    let bad = from / sector;
-                    let good = next_good(bad, |at| {
-                        at.checked_mul(sector)
-                            .is_none_or(|at| at >= file.attr.size || fs.seek_data(&file.inode, at).is_ok())
-                    });
-                    let good = good.and_then(|at| at.checked_mul(sector)).unwrap_or(u64::MAX).min(file.attr.size);
-                    file.lose(good.saturating_sub(from), error);
-                    from = good;
-                }
-            }
+        while let Some(run) = damage::next_run(self.core.fs, &file.inode, from, end) {
+            let Some(why) = run.lost else { return Some(run.range) };
+            file.lose(run.range.end - run.range.start, why);
+            from = run.range.end;
         }
         None
     }
@@ -530,11 +519,8 @@ impl<'a> Work<'a> {
         while at < to {
             let mut end = to;
             if !dense {
-                let Some(data) = self.next_data(file, at).filter(|&data| data < to) else { break };
-                let whole = data.saturating_add(buffer.len() as u64);
-                // If the end of the data cannot be found, some of it may still be readable.
-                let hole = self.core.fs.seek_hole(&file.inode, data).unwrap_or(Some(whole));
-                (at, end) = (data, hole.unwrap_or(to).min(to));
+                let Some(data) = self.next_data(file, at, to) else { break };
+                (at, end) = (data.start, data.end);
             }
             while at < end {
                 let want = buffer.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
@@ -17,7 +18,7 @@ use oleo_format::{Ino, TreeId};
 use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, FsError, InodeRef, Target, Time};
 use tar::{EntryType, Header};
 
-use super::damage::{self, next_good};
+use super::damage;
 use super::place::Place;
 use super::{Failures, RestoreOptions, RestoreReport};
 use crate::{Error, Image, Result};
@@ -347,28 +348,18 @@ impl Archive<'_> {
         bytes
     }
 
-    /// The runs of a file that hold data, as start and end. Extents that cannot be read count as holes.
+    /// The runs of a file that hold data, as start and end. Those that cannot be read count as holes.
     fn runs(&self, inode: &InodeRef, attr: &Attr, lost: &mut Lost) -> Result<Vec<(u64, u64)>> {
         let fs = self.image.fs();
-        let sector = u64::from(fs.engine().sectorsize());
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let (mut at, mut filled) = (0, 0);
-        while at < attr.size {
-            let start = match fs.seek_data(inode, at) {
-                Ok(start) => start.filter(|&start| start < attr.size),
-                Err(error) => {
-                    let is_good = |at: u64| at >= attr.size || fs.seek_data(inode, at).is_ok();
-                    let good = next_good(at / sector, |at| at.checked_mul(sector).is_none_or(is_good));
-                    let good = good.and_then(|at| at.checked_mul(sector)).unwrap_or(u64::MAX).min(attr.size);
-                    lost.add(good.saturating_sub(at), error);
-                    at = good;
-                    continue;
-                }
-            };
-            let Some(start) = start else { break };
-            // If the end of the data cannot be found, some of it may still be readable.
-            let end = fs.seek_hole(inode, start).unwrap_or(Some(start.saturating_add(STEP_BYTES as u64)));
-            let end = end.unwrap_or(attr.size).min(attr.size);
+        while let Some(run) = damage::next_run(fs, inode, at, attr.size) {
+            let Range { start, end } = run.range;
+            at = end;
+            if let Some(why) = run.lost {
+                lost.add(end - start, why);
+                continue;
+            }
             let full = runs.len() >= RUNS_MAX;
             match runs.last_mut() {
                 Some(last) if last.1 == start => last.1 = end,
@@ -381,10 +372,6 @@ impl Archive<'_> {
                 }
                 _ => runs.push((start, end)),
             }
-            if end <= at {
-                break;
-            }
-            at = end;
         }
         Ok(runs)
     }
