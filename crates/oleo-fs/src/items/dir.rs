@@ -221,10 +221,15 @@ impl Place {
         self.hash == other.hash
     }
 
-    /// Fails if an entry of the name would make its item outgrow a leaf, so that [`add_at`] cannot fail for that.
-    pub(crate) fn check_room(&self, dir: &WriteGuard<'_>, name: &[u8]) -> Result<(), FsError> {
+    /// Fails if an entry of the name would make its item outgrow a leaf, so that [`add_at`] cannot fail for that. An entry that is
+    /// there makes way for the new one, and so does that of the name `leaves`, which must be in the same item.
+    pub(crate) fn check_room(&self, dir: &WriteGuard<'_>, name: &[u8], leaves: Option<&[u8]>) -> Result<(), FsError> {
+        if self.entry.is_some() {
+            return Ok(());
+        }
         let nodesize = dir.inode().core().engine().nodesize();
-        if self.item_len + HEAD_LEN + name.len() > item_len_max(nodesize) {
+        let kept = self.item_len - leaves.map_or(0, |leaves| HEAD_LEN + leaves.len());
+        if kept + HEAD_LEN + name.len() > item_len_max(nodesize) {
             return Err(FsError::Overflow("too many names with one hash"));
         }
         Ok(())
@@ -355,7 +360,7 @@ fn put_entry(
 
 /// Fails if an entry of that name would make its item outgrow a leaf, so that [`add`] cannot fail for that.
 pub(crate) fn check_room(dir: &WriteGuard<'_>, name: &[u8]) -> Result<(), FsError> {
-    Place::of(dir, name)?.check_room(dir, name)
+    Place::of(dir, name)?.check_room(dir, name, None)
 }
 
 /// Removes an entry that exists, but for its DIR_INDEX.

@@ -97,7 +97,7 @@ impl Fs {
         rules::add_entry(locked.of(dir).fields())?;
         rules::change(&fields)?;
         refs::check_room(locked.of(file), dir.ino(), name)?;
-        place.check_room(locked.of(dir), name)?;
+        place.check_room(locked.of(dir), name, None)?;
         let now = core.now();
         core.poison_on_error(|| {
             let index = dir::add_at(locked.of(dir), &h, place, name, Target::Inode(file.ino()), fields.kind())?;

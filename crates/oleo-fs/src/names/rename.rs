@@ -178,7 +178,7 @@ impl Fs {
         {
             return Err(FsError::NotEmpty);
         }
-        plan.check_room(&mut locked, &source, target.as_ref(), &dst_place)?;
+        plan.check_room(&mut locked, &source, target.as_ref(), (&src_place, &dst_place))?;
         let mark = match plan.mode.mark() {
             None => None,
             Some(mark) => {
@@ -335,19 +335,17 @@ impl Rename<'_> {
         locked: &mut LockedSet<'_>,
         source: &Moved,
         target: Option<&Moved>,
-        dst_place: &dir::Place,
+        (src_place, dst_place): (&dir::Place, &dir::Place),
     ) -> Result<(), FsError> {
         if let Moved::Inode(inode) = source {
             refs::check_room(locked.of(inode), self.dst_dir.ino(), self.dst)?;
         }
-        dst_place.check_room(locked.of(self.dst_dir), self.dst)?;
-        if self.mode != RenameMode::Exchange {
-            return Ok(());
-        }
-        if let Some(Moved::Inode(inode)) = target {
+        if let (Some(Moved::Inode(inode)), RenameMode::Exchange) = (target, self.mode) {
             refs::check_room(locked.of(inode), self.src_dir.ino(), self.src)?;
         }
-        dir::check_room(locked.of(self.src_dir), self.src)
+        // The mark takes the place of the old name.
+        let leaves = self.src_dir.same(self.dst_dir) && src_place.shares_item(dst_place) && self.mode.mark().is_none();
+        dst_place.check_room(locked.of(self.dst_dir), self.dst, leaves.then_some(self.src))
     }
 
     /// What the flags of directories and inodes allow.
