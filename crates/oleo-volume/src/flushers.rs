@@ -9,6 +9,7 @@
 //!
 //! Locks: `idle`, a leaf, for a push or a pop. Crash: see `write`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -75,7 +76,8 @@ impl Flusher {
         let run = move || {
             affinity::unbind();
             while let Ok(part) = given.recv() {
-                part.flush();
+                // A thread that ended with a panic might still be given parts, which nothing would flush.
+                let _ = catch_unwind(AssertUnwindSafe(|| part.flush()));
             }
         };
         std::thread::Builder::new().name("flush".into()).spawn(run).ok()?;
@@ -111,7 +113,7 @@ impl Flushers {
         };
         match flusher.0.send(part) {
             Ok(()) => Some(flusher),
-            // It has panicked with another.
+            // Its thread has ended.
             Err(unsent) => {
                 unsent.0.flush();
                 None
@@ -122,8 +124,6 @@ impl Flushers {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
     use oleo_device::MemDevice;
 
     use super::*;

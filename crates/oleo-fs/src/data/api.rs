@@ -9,7 +9,8 @@ use oleo_txn::TxnError;
 use crate::attributes::rules;
 use crate::data::install::{self, Install};
 use crate::data::{
-    CloneRange, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, WriteBy, query, read, share, write,
+    CloneRange, DataRun, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, WriteBy, query, read, share,
+    write,
 };
 use crate::object::Items;
 use crate::{FileKind, Fs, FsError, InodeRef};

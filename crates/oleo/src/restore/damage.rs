@@ -64,7 +64,8 @@ pub(super) fn next_run(fs: &Fs, file: &InodeRef, at: u64, end: u64) -> Option<Ru
         Ok(run) => {
             let run = run.filter(|run| run.range.start < end)?;
             let range = run.range.start..run.range.end.min(end);
-            let lost = || FsError::corrupt("file extent", range.start, "address", "in no chunk", "in a chunk");
+            let lost =
+                || Corruption::new("file extent", "address", "in no chunk", "in a chunk").within(range.start).into();
             Some(Run { lost: (!run.in_chunks).then(lost), range })
         }
         Err(error) => {

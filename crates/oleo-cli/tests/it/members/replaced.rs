@@ -90,7 +90,8 @@ fn reduced_redundancy_is_reported() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(i32::from(required)), "{how}: {text}");
         let said = ["of data is single and not raid1", "`oleo balance start -dconvert=raid1,soft"];
-        let about: Vec<&str> = text.lines().filter(|line| line.contains("not all block groups are redundant")).collect();
+        let about: Vec<&str> =
+            text.lines().filter(|line| line.contains("not all block groups are redundant")).collect();
         assert!(matches!(about[..], [one] if said.iter().all(|part| one.contains(part))), "{how}: {text}");
         let both = ["a", "--device", "new"];
         if how == "replace" {
