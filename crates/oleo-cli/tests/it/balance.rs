@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::{self, Mounted, Oracle, Scratch, oracle};
 
 use crate::common::{fails_with, json, ok};
@@ -79,6 +80,9 @@ fn profiles(dir: &Path, devices: &[&str]) -> BTreeMap<String, Vec<String>> {
     found
 }
 
+/// Filters that CI tries.
+const FILTERS_CI: usize = 7;
+
 /// Goal: each filter takes the groups that the kernel takes. Method: a volume on two devices with many groups, more and less full;
 /// the same filters given to the kernel and to Oleo on copies; the numbers of groups that each has moved and looked at.
 #[test]
@@ -105,7 +109,7 @@ fn filters_as_the_kernel() {
     assert!(groups[0]["total"].as_u64().unwrap() > 200 * MIB, "{groups}: too few groups to tell");
     let copies = ["a-0.img", "a-1.img"].map(|name| dir.join(name));
     let copy = || (0..2).for_each(|n| drop(oracle::run("cp", [&devices[n], &copies[n]]).unwrap()));
-    for filters in [
+    let filters = vec![
         &["-dusage=0"][..],
         &["-dusage=20"],
         &["-dusage=50"],
@@ -127,7 +131,8 @@ fn filters_as_the_kernel() {
         &["-dconvert=raid1,usage=20"],
         &["-dconvert=single,soft"],
         &["-mconvert=single", "-f"],
-    ] {
+    ];
+    for filters in budget().sample(filters, FILTERS_CI) {
         copy();
         let mounted = oracle.mount(&copies, "").unwrap();
         let path = mounted.path().display().to_string();

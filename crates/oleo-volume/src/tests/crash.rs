@@ -201,7 +201,7 @@ struct Found {
 #[test]
 fn a_crash_and_lost_devices() {
     let shapes = vec![(Profile::Raid5, 3), (Profile::Raid5, 4), (Profile::Raid6, 5)];
-    for (profile, count) in budget().sample(shapes, 2) {
+    for (profile, count) in budget().sample(shapes, 1) {
         let sample = Sample::new(profile, count);
         let sets = losses(&sample, profile, count);
         let mut found_without = 0;

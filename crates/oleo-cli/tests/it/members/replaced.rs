@@ -30,7 +30,7 @@ const PROFILES: [(&str, &str, usize); 6] = [
 #[test]
 fn on_images() {
     let Some(oracle) = oracle() else { return };
-    for (data, metadata, count) in budget().sample(PROFILES.to_vec(), 3) {
+    for (data, metadata, count) in budget().sample(PROFILES.to_vec(), 2) {
         for missing in [false, true] {
             if missing && matches!(data, "single" | "raid0") {
                 continue;

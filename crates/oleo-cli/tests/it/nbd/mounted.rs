@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use oleo_sim::budget::budget;
 use oleo_sim::oracle::{Scratch, oracle, skip};
 use oleo_sim::served::{Limits, Served};
 use rustix::process::Signal;
@@ -77,11 +78,11 @@ fn the_server_is_killed() {
     servers_are_killed(dir, &|socket| Process::oleo_at(socket, &[&dir.join("i")], &[]), &|| dir.join("i"));
 }
 
-/// A writer on a mount notes what was confirmed; its server, which `serve` starts, is killed, three times; what it served, which
+/// A writer on a mount notes what was confirmed; its server, which `serve` starts, is killed, three times (in CI once); what it served, which
 /// `raw` makes a file of, is checked, and mounted by us and by the kernel.
 pub fn servers_are_killed(dir: &Path, serve: &dyn Fn(&Path) -> Process, raw: &dyn Fn() -> PathBuf) {
     let socket = dir.join("s");
-    for round in 0..3 {
+    for round in 0..budget().count(1, 3) {
         let server = serve(&socket);
         let mut mounted = mount(&[&server.uri("")], "");
         let mut confirmed = Vec::new();

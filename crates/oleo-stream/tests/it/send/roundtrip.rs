@@ -53,7 +53,8 @@ fn long_chains() {
 fn long_chain(oracle: Oracle, seed: u64) {
     let version = 1 + u32::try_from(seed % 2).unwrap();
     let compressed = seed % 4 == 3;
-    let mix = Mix { compress: compressed, holes: !seed.is_multiple_of(3), ..mix(22_000) };
+    let mix =
+        Mix { compress: compressed, holes: !seed.is_multiple_of(3), ..mix(budget().count(10_000, 22_000) as usize) };
     let history = History::make(oracle, seed, &mix, 11).unwrap();
     let sender = Sender { version, compressed, ..Sender::default() };
     history.to_the_kernel(oracle, &sender).unwrap();
