@@ -48,13 +48,15 @@ fn sound(fs: Fs, device: &MemDevice, what: &str) -> Result<()> {
     oracle.must_be_sound(&[&path], what)
 }
 
-/// `count` names of 200 bytes that begin with `prefix` and have one hash. A CRC is linear: each bit of the last four bytes flips
+/// Bytes of the usual name: a leaf has space for fewer than 20.
+const LEN: usize = 200;
+
+/// `count` names of `len` bytes that begin with `prefix` and have one hash. A CRC is linear: each bit of the last four bytes flips
 /// a fixed set of bits of the hash, so these bytes are the solution of 32 equations.
-fn one_hash(prefix: &str, count: usize, hash: impl Fn(&[u8]) -> u32) -> Vec<Vec<u8>> {
-    const LEN: usize = 200;
+fn one_hash(prefix: &str, len: usize, count: usize, hash: impl Fn(&[u8]) -> u32) -> Vec<Vec<u8>> {
     let name = |n: u64, last: u32| {
         let mut name = format!("{prefix}{n}-").into_bytes();
-        name.resize(LEN - 4, b'n');
+        name.resize(len - 4, b'n');
         name.extend(last.to_le_bytes());
         name
     };
@@ -135,7 +137,7 @@ fn subvolumes_of_one_uuid() -> Result<()> {
 fn names_of_one_hash() -> Result<()> {
     let (device, fs) = fresh(FeatureSet::default())?;
     let top = fs.root(TreeId::FS)?;
-    let names = one_hash("", 40, |name| dir_hash(name));
+    let names = one_hash("", LEN, 40, |name| dir_hash(name));
     let new = NewInode::new(NewKind::File, 0o644);
     let full = names.iter().position(|name| fs.create(&top, name, &new).is_err()).context("it is never full")?;
     ensure!((15..20).contains(&full), "{full}");
@@ -180,7 +182,7 @@ fn attributes_of_one_hash() -> Result<()> {
     let (device, fs) = fresh(FeatureSet::default())?;
     let top = fs.root(TreeId::FS)?;
     let file = fs.create(&top, b"file", &NewInode::new(NewKind::File, 0o644))?;
-    let names = one_hash("user.", 40, |name| dir_hash(name));
+    let names = one_hash("user.", LEN, 40, |name| dir_hash(name));
     let set = |name: &[u8], value: &[u8]| fs.xattr_set(&file, name, value, XattrMode::Any);
     let full = names.iter().position(|name| set(name, b"value").is_err()).context("it is never full")?;
     for (name, value) in [(&names[full], &b""[..]), (&names[0], &[b'v'; 300])] {
@@ -195,17 +197,28 @@ fn attributes_of_one_hash() -> Result<()> {
     sound(fs, &device, "attributes of one hash")
 }
 
-/// Goal: a name is refused if none of the inode's items has room for it. Method: with extended references, names in one
-/// directory whose extended references have one hash; without, any names in one directory.
+/// Goal: a name is refused if none of the inode's items has space for it. Method: without extended references, any names in one
+/// directory; with them, names that fill the plain item first, then names whose extended references have one hash. Those have two
+/// lengths: names of one length that have one of the two hashes also have the other, and would fill the directory's item before.
 #[test]
 fn names_of_one_inode() -> Result<()> {
     for extref in [true, false] {
         let (device, fs) = fresh(FeatureSet::default().extref(extref))?;
         let top = fs.root(TreeId::FS)?;
         let file = fs.create(&top, b"file", &NewInode::new(NewKind::File, 0o644))?;
-        let names = one_hash("", 60, |name| extref_hash(Ino::ROOT_DIR, name) as u32);
+        let plain: Vec<Vec<u8>> = (0..20).map(|n| format!("{n:0>LEN$}").into_bytes()).collect();
+        let names = if extref {
+            for name in &plain {
+                fs.link(&file, &top, name)?;
+            }
+            let of = |len| one_hash("", len, 15, |name| extref_hash(Ino::ROOT_DIR, name) as u32);
+            of(LEN).into_iter().zip(of(LEN - 10)).flat_map(|(long, short)| [long, short]).collect()
+        } else {
+            plain
+        };
+        let before = fs.attr(&file).nlink as usize;
         let full = names.iter().position(|name| fs.link(&file, &top, name).is_err()).context("it is never full")?;
-        ensure!(full > if extref { 30 } else { 15 }, "{full}");
+        ensure!((15..20).contains(&full), "{full}");
         let elsewhere = fs.create(&top, b"elsewhere", &NewInode::new(NewKind::Dir, 0o755))?;
         fs.link(&file, &elsewhere, b"other")?;
         for (what, result) in [
@@ -215,8 +228,9 @@ fn names_of_one_inode() -> Result<()> {
             ensure!(matches!(result, Err(FsError::TooManyLinks)), "{what}: {result:?}");
             fs.sync().with_context(|| format!("after {what}"))?;
         }
-        ensure!(fs.attr(&file).nlink as usize == full + 2);
-        fs.unlink(&top, &names[full - 1])?;
+        ensure!(fs.attr(&file).nlink as usize == before + full + 1);
+        // One of the same length.
+        fs.unlink(&top, &names[full - 2])?;
         fs.rename(&elsewhere, b"other", &top, &names[full], RenameMode::NoReplace)?;
         drop((top, file, elsewhere));
         sound(fs, &device, "names of one inode")?;
