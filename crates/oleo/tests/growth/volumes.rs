@@ -267,7 +267,8 @@ pub const CASES: &[Case] = &[
         (0..3).try_for_each(commit)?;
         measure(|| commit(3))
     })
-    .from(4),
+    .from(6)
+    .known(&["items"], "up to 24 devices the chunk tree has their items in one leaf, beyond that in several"),
     case("check and scrub n devices", |n| {
         let mkfs = MkfsOptions::default().data(Some(Profile::Raid0));
         let (image, memory) = volume_on(n as usize, &mkfs)?;

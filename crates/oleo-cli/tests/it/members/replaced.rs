@@ -74,6 +74,8 @@ fn reduced_redundancy_is_reported() {
         let dir = top.join(format!("{how}-{required}"));
         fs::create_dir(&dir).unwrap();
         ok(&dir, &["mkfs", "--size", "600M", "-d", "raid1", "-m", "raid1", "a", "b"]);
+        fs::write(dir.join("src"), noise("with", 5 << 20)).unwrap();
+        ok(&dir, &["put", "a", "--device", "b", "src", "/with"]);
         fs::remove_file(dir.join("b")).unwrap();
         fs::write(dir.join("src"), noise("without", 200 << 20)).unwrap();
         ok(&dir, &["put", "--degraded", "a", "src", "/without"]);
