@@ -31,8 +31,8 @@ pub(crate) fn checkpoint_now(core: &Core) -> Result<(), RemoteError> {
     done.and_then(|()| checkpoint(core, &mut published, release)).inspect_err(|e| core.close_latch(e))
 }
 
-/// Renews the claim if a third of it has passed, with all that is stored. A writer that lets go when idle (`release_idle`)
-/// publishes instead, after a whole claim with nothing to write, that nobody has the volume. A store that does not answer
+/// Renews the claim if a third of it has passed, with all that is stored. A writer that releases the volume when idle (`release_idle`)
+/// publishes instead, after a whole claim with nothing to write, that no writer has the volume. A store that does not answer
 /// ends nothing here: safety does not hang on claims.
 pub(crate) fn renew_claim(core: &Core) {
     let claim = core.options.claim;
@@ -129,7 +129,7 @@ pub(crate) fn publish(core: &Core, want: u64, release: bool) -> Result<(), Remot
 }
 
 /// Finds out whether this writer still has the volume, if its claim has ended: a process that was stopped for so long may have
-/// been overtaken, and does not know it. What was published is durable either way, so a store that does not answer fails
+/// been overtaken, and does not know it. All that was published is durable either way, so a store that does not answer fails
 /// this call alone.
 fn check_claim(core: &Core, published: &mut Published) -> Result<(), RemoteError> {
     let silent = core.options.host.now().saturating_sub(published.at);

@@ -27,7 +27,7 @@ pub struct StoreOptions {
     /// For how long others take the writer for alive when it is silent; whole seconds; zero: until another process takes over
     /// by word. The keeper renews it three times in that time, idle or not.
     pub claim: Duration,
-    /// Whether a writer that has had nothing to write for the time of its claim lets go of the volume until it writes again.
+    /// Whether a writer that has had nothing to write for the time of its claim releases the volume until it writes again.
     pub release_idle: bool,
     /// Called before opening waits for the claim of another writer.
     pub on_wait: Option<OnWait>,
@@ -84,7 +84,7 @@ pub struct ClaimWait {
     pub most: Duration,
 }
 
-/// What is called with a [`ClaimWait`].
+/// A function that is called with a [`ClaimWait`].
 pub type OnWait = Arc<dyn Fn(&ClaimWait) + Send + Sync>;
 
 /// Where a flush makes what was written durable.

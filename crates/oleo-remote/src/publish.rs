@@ -25,7 +25,7 @@ use crate::swap::{Swapped, swap, why_lost};
 
 /// The shortest time between two looks whether a renewal is due.
 const RENEWAL_LOOK_MIN: Duration = Duration::from_millis(20);
-/// Most heads that were given up and may still come to be there: a day of attempts.
+/// Most abandoned heads that may still arrive: a day of attempts.
 pub(crate) const GIVEN_UP_MAX: usize = 4096;
 
 /// What a checkpoint has stored, for the head that is published with it.
@@ -120,10 +120,10 @@ pub(crate) fn publish_now(
     }
 }
 
-/// What a renewal does that fails because the store does not answer.
+/// The reaction to a renewal that fails because the store does not answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnFailure {
-    /// It is given up, and the work goes on; the head may still arrive.
+    /// It is abandoned, and the work continues; the head may still arrive.
     GiveUp,
     /// It fails, and so does the work: no head may still be under way when the work ends.
     Fail,
@@ -135,7 +135,7 @@ pub(crate) fn is_renewal_due(core: &Core, published: &Published) -> bool {
     !core.options.claim.is_zero() && silent >= core.options.claim / 3
 }
 
-/// How long a renewal may take that may be given up.
+/// How long a renewal may take that may be abandoned.
 pub(crate) fn renewal_deadline(core: &Core) -> Deadline {
     core.deadline((core.options.claim / 3).min(core.options.bounds.publish_try))
 }
@@ -183,7 +183,7 @@ pub(crate) fn renewing<T: Send>(
     })
 }
 
-/// Publishes what is published, as a sign of life. If the store does not answer it is given up.
+/// Publishes what is published, as a sign of life. If the store does not answer, it is abandoned.
 pub(crate) fn publish_again(core: &Core, published: &mut Published, deadline: Deadline) -> Result<(), RemoteError> {
     let (before, commit, began) = (&published.head, core.options.host.random(), core.options.host.now());
     let head =

@@ -281,7 +281,7 @@ impl Image {
         let mut open = vec![(from, made, Listing::default())];
         while let Some((from, to, listing)) = open.last_mut() {
             let Some(entry) = listing.next(self.fs(), from)? else {
-                // What was made inside has changed its times.
+                // New entries have changed its times.
                 let times = only_times(&self.fs().attr(from));
                 self.fs().set_attr(to, &times)?;
                 open.pop();

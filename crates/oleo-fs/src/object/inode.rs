@@ -102,7 +102,7 @@ pub(crate) struct InodeState {
 }
 
 impl InodeState {
-    /// The type of the items of which [`empty`](Self::empty) says where there are none.
+    /// The type of the items whose absence [`empty`](Self::empty) notes.
     pub(super) fn empty_of(&self) -> ItemType {
         if self.fields.kind() == FileKind::Dir { ItemType::DIR_INDEX } else { ItemType::EXTENT_DATA }
     }

@@ -92,7 +92,7 @@ fn overflows<T: std::fmt::Debug>(result: Result<T, FsError>, what: &str) -> Resu
     }
 }
 
-/// Goal: a subvolume that was received may have any number of snapshots, each of which has its UUID; those beyond the room of the
+/// Goal: a subvolume that was received may have any number of snapshots, which all have its UUID; those beyond the room of the
 /// UUID item are found by their root items, and deleting works in any order. Method: more snapshots, and more subvolumes that are
 /// marked as received from the same one, than the item has room for; then some of each kind are deleted.
 #[test]

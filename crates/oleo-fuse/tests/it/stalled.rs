@@ -15,9 +15,9 @@ use oleo_fuse::{MountError, MountOptions, Mounted, Plan, Stopper, Uring, detach}
 
 use crate::uring::Switch;
 
-/// How long a caller may wait that needs no device. The client of the device gives up after a minute.
+/// How long a caller may wait that needs no device. The client of the device times out after a minute.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Directories of which nothing is in memory; more than a mount has threads.
+/// Directories that are not in memory: more than a mount has threads.
 const COLD_DIRS: usize = 12;
 /// Entries of each: several blocks of the tree.
 const COLD_FILES: usize = 150;
@@ -47,7 +47,7 @@ impl Gate {
     }
 }
 
-/// A device of which each read passes a gate.
+/// A device whose reads each pass a gate.
 struct Gated {
     memory: MemDevice,
     gate: Arc<Gate>,

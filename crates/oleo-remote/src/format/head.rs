@@ -91,7 +91,7 @@ pub struct Head {
     pub graves: Vec<Grave>,
     /// The volumes whose objects it names.
     pub origins: Vec<Origin>,
-    /// Who writes, in words; empty if nobody does. A second line names the process, for others of its machine.
+    /// Who writes, in words; empty if no process does. A second line names the process, for others of its machine.
     pub owner: String,
     /// The codec of new frames.
     pub codec: u8,

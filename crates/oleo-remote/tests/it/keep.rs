@@ -144,7 +144,7 @@ fn claims() {
     assert!(begin.elapsed() >= CLAIM, "{:?}", begin.elapsed());
 }
 
-/// Goal: with `release_idle` a writer with nothing to write lets go of the volume, and finds out if another took it.
+/// Goal: with `release_idle` a writer with nothing to write releases the volume, and finds out if another took it.
 #[test]
 fn an_idle_writer_lets_go() {
     let of = MemoryStore::new();
@@ -162,7 +162,7 @@ fn an_idle_writer_lets_go() {
 }
 
 /// Goal: a writer that was stopped past its claim confirms no flush before it has found out whether it was overtaken, although
-/// there is nothing to publish. Method: nobody renews; once without another writer, once with one.
+/// there is nothing to publish. Method: no thread renews; once without another writer, once with one.
 #[test]
 fn a_writer_that_was_stopped() {
     let of = MemoryStore::new();

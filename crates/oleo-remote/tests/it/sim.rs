@@ -101,7 +101,7 @@ impl Story {
 
 /// A sign of life of a writer.
 struct Sign {
-    /// By the store's clock, which is that of all machines but for where it begins.
+    /// By the store's clock, which is that of all machines except for its beginning.
     at: Duration,
     /// Zero: it does not end, or cannot be read.
     claim: Duration,

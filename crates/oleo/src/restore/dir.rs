@@ -503,7 +503,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The next data before `end` that may be readable; what cannot be is skipped and noted.
+    /// The next data before `end` that may be readable; runs that are lost are skipped and noted.
     fn next_data(&self, file: &FileTask<'_>, from: u64, end: u64) -> Option<Range<u64>> {
         let mut from = from;
         while let Some(run) = damage::next_run(self.core.fs, &file.inode, from, end) {

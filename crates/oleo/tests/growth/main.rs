@@ -3,10 +3,10 @@
 //! One program with one test, because it counts what all threads do and allocate. Each case of the modules prepares something of
 //! size N and measures one operation, at N, 4N and 16N. Costs are counts, not times: items of trees and of changes in memory that are looked
 //! at, locks that are taken, pieces and bytes of memory that are asked for, requests to devices and their bytes. From N to 4N and from 4N to
-//! 16N each of them may grow like N log N and a little more ([`RATIO_MAX`]); what is fixed cancels out.
+//! 16N each of them may grow like N log N and a little more ([`RATIO_MAX`]); fixed costs cancel out.
 //!
-//! `GROWTH=<part of a name>` measures only some cases, `GROWTH_SHOW=1` prints all counts, and processor time, which is not judged. What is not
-//! counted, looks through lists in memory above all, shows in that at larger sizes: `GROWTH_SCALE=8` makes all so many times larger.
+//! `GROWTH=<part of a name>` measures only some cases, `GROWTH_SHOW=1` prints all counts, and processor time, which is not judged. Costs that are not
+//! counted, looks through lists in memory above all, show in that at larger sizes: `GROWTH_SCALE=8` makes all so many times larger.
 
 #![allow(unsafe_code, reason = "an allocator has no safe form; it only counts and passes on")]
 
@@ -25,7 +25,7 @@ use crate::count::{COSTS, Cost};
 /// The limit of a cost's growth from the second size to the third, as a multiple of its growth from the first to the second. Sizes are N, 4N and 16N: a
 /// cost of N makes 4, one of N² makes 16. One of N log N makes 5; where trees of one leaf become trees of three levels, it makes up to 7.7.
 const RATIO_MAX: f64 = 8.0;
-/// Growth of less than this for each of the things that came in addition is none: hash tables and pools that grow in jumps.
+/// Growth of less than this for each additional file, extent or other object is none: hash tables and pools that grow in jumps.
 /// Processor time is shown, and not judged.
 const FLOORS: [f64; COSTS.len()] = [2.0, 2.0, 0.5, 256.0, 0.5, 512.0, f64::INFINITY];
 

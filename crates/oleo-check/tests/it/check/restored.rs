@@ -149,7 +149,7 @@ fn a_leaf_that_cannot_be_read() {
             }
         }
         if lost.contains("d") || lost.contains("holes") {
-            continue; // What is in a directory, or a file, needs its inode.
+            continue; // Entries of a directory, and bytes of a file, need its inode.
         }
         let damaged = sound.copy();
         damaged.edit_copies(leaf, usize::MAX, false, |bytes| bytes.fill(0));

@@ -78,7 +78,7 @@ fn the_server_is_killed() {
     servers_are_killed(dir, &|socket| Process::oleo_at(socket, &[&dir.join("i")], &[]), &|| dir.join("i"));
 }
 
-/// A writer on a mount notes what was confirmed; its server, which `serve` starts, is killed, three times (in CI once); what it served, which
+/// A writer on a mount notes what was confirmed; its server, which `serve` starts, is killed, three times (in CI once). The image that it served, which
 /// `raw` makes a file of, is checked, and mounted by us and by the kernel.
 pub fn servers_are_killed(dir: &Path, serve: &dyn Fn(&Path) -> Process, raw: &dyn Fn() -> PathBuf) {
     let socket = dir.join("s");

@@ -54,8 +54,8 @@ fn random(seed: &mut u64) -> u64 {
 
 /// Goal: reading through open, frozen and base equals one map in which every change was made in place.
 /// Method: random puts and deletes spread over the three layers, mirrored in a map; every read compared, both ways,
-/// with random bounds and limits, for maps on both sides of the switch from vector to tree; with and without ranges of which it is
-/// known that they are empty.
+/// with random bounds and limits, for maps on both sides of the switch from vector to tree; with and without ranges that are
+/// known to be empty.
 #[test]
 fn three_layers_read_as_one() {
     for round in 0..300u64 {
