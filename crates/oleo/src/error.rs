@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use oleo_device::{FileDevice, FileOptions, User};
 use oleo_fs::errno;
 
-use crate::restore::RestoreReport;
+use crate::restore::report::RestoreReport;
 use crate::{Hint, control};
 
 pub use crate::background::BackgroundError;

@@ -18,18 +18,20 @@ mod damage;
 #[cfg(target_os = "linux")]
 mod dir;
 mod place;
+pub(crate) mod report;
 mod tar;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_format::errno;
-use oleo_mkfs::{OnProgress, Progress};
+use oleo_mkfs::OnProgress;
 
 use crate::{Error, Result};
 
 #[cfg(target_os = "linux")]
 pub use self::dir::restore_to_dir;
+pub use self::report::RestoreReport;
 pub use self::tar::restore_to_tar;
 
 /// How to restore.
@@ -61,32 +63,6 @@ oleo_format::setters!(RestoreOptions {
     on_progress: Option<OnProgress>,
     on_failure: Option<OnFailure>,
 });
-
-/// What a restore did.
-#[derive(Clone, Debug, Default)]
-pub struct RestoreReport {
-    /// The numbers.
-    pub done: Progress,
-    /// What could not be kept.
-    pub warnings: Vec<String>,
-    /// Names whose owner could not be kept, because only root can give files away.
-    pub owners_lost: u64,
-    /// Entries that were not restored, or not whole. The contents of a directory that was not restored are not counted.
-    pub failed: u64,
-}
-
-/// Warnings that are kept; the rest is counted.
-const WARNINGS_MAX: usize = 100;
-
-impl RestoreReport {
-    fn warn(&mut self, text: impl FnOnce() -> String) {
-        match self.warnings.len() {
-            n if n < WARNINGS_MAX => self.warnings.push(text()),
-            WARNINGS_MAX => self.warnings.push("… and more of these".into()),
-            _ => {}
-        }
-    }
-}
 
 /// Errors that concern one entry each.
 #[derive(Default)]

@@ -5,7 +5,7 @@
 //! at, locks that are taken, pieces and bytes of memory that are asked for, requests to devices and their bytes. From N to 4N and from 4N to
 //! 16N each of them may grow like N log N and a little more ([`RATIO_MAX`]); fixed costs cancel out.
 //!
-//! `GROWTH=<part of a name>` measures only some cases, `GROWTH_SHOW=1` prints all counts, and processor time, which is not judged. Costs that are not
+//! `GROWTH=<part of a name>` measures only some cases, `GROWTH_SHOW=1` prints all counts, and processor time, which has no limit. Costs that are not
 //! counted, looks through lists in memory above all, show in that at larger sizes: `GROWTH_SCALE=8` makes all so many times larger.
 
 #![allow(unsafe_code, reason = "an allocator has no safe form; it only counts and passes on")]
@@ -26,7 +26,7 @@ use crate::count::{COSTS, Cost};
 /// cost of N makes 4, one of N² makes 16. One of N log N makes 5; where trees of one leaf become trees of three levels, it makes up to 7.7.
 const RATIO_MAX: f64 = 8.0;
 /// Growth of less than this for each additional file, extent or other object is none: hash tables and pools that grow in jumps.
-/// Processor time is shown, and not judged.
+/// Processor time is shown only.
 const FLOORS: [f64; COSTS.len()] = [2.0, 2.0, 0.5, 256.0, 0.5, 512.0, f64::INFINITY];
 
 /// One operation in one dimension.

@@ -103,7 +103,7 @@ fn the_mount_is_killed() {
     assert!(store.ok(dir, &["check", "--data", &url]).contains("clean"));
 }
 
-/// Goal: a volume whose writer was killed on this machine is free at once, without a word. Method: a mount with a claim of an hour
+/// Goal: a volume whose writer was killed on this machine is free immediately, without a message. Method: a mount with a claim of an hour
 /// that is killed with something written, and a command.
 #[test]
 fn a_killed_mount_is_not_waited_for() {

@@ -72,13 +72,13 @@ impl OpenDirs {
 
 impl<'a> DirTask<'a> {
     /// The directory that everything is restored into.
-    pub fn top(core: &'a Core<'a>, fd: OwnedFd, id: (u64, u64), inode: Option<InodeRef>) -> DirTask<'a> {
+    pub(super) fn top(core: &'a Core<'a>, fd: OwnedFd, id: (u64, u64), inode: Option<InodeRef>) -> DirTask<'a> {
         core.dirs.add(0, fd);
         DirTask { number: 0, id, place: Place::new(b""), inode, parent: None, core }
     }
 
     /// A directory that has just been made in `parent`.
-    pub fn new(
+    pub(super) fn new(
         core: &'a Core<'a>,
         fd: OwnedFd,
         id: (u64, u64),
