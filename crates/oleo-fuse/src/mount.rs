@@ -18,7 +18,7 @@ use crate::background::Background;
 use crate::control::Control;
 use crate::follow::Following;
 use crate::memory;
-use crate::options::{MountOptions, Rescue};
+use crate::options::{MountOptions, Rescue, Uring};
 use crate::server::{Log, Server};
 use crate::transport::{Handler, IO_LEN_MAX, Transport, connect};
 
@@ -172,6 +172,16 @@ fn follow(first: &Path, open: &OpenOptions, options: &MountOptions) -> Result<(F
     Ok(Follower::open(first, open)?)
 }
 
+/// The transport to ask for. A device behind a network may not answer for a minute, and only `/dev/fuse` can be given more threads
+/// for other requests then (docs/decisions/0007-fuse-io-uring.md).
+fn uring(plan: &Plan) -> Uring {
+    let is_network = |image: &PathBuf| Place::parse(image).is_ok_and(|place| !place.is_file());
+    match plan.options.uring {
+        Uring::Auto if plan.images.iter().any(is_network) => Uring::Off,
+        wish => wish,
+    }
+}
+
 fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
     let options = &plan.options;
     let shown = Place::parse(first).map_or_else(|_| first.display().to_string(), |place| place.shown());
@@ -318,7 +328,7 @@ impl Mounted {
         let options = plan.options.clone();
         let root = find_root(&image, &options)?;
         let server = Arc::new(Server::new(Arc::new(image), root, options.clone(), plan.log.clone()));
-        let transport = connect(channel, options.threads, (options.uring, options.halt_polling), &|init, uring| {
+        let transport = connect(channel, options.threads, (uring(plan), options.halt_polling), &|init, uring| {
             server.agree(init, uring)
         })
         .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;

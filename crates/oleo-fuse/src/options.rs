@@ -96,7 +96,7 @@ pub enum Atime {
 /// Whether requests come through io_uring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Uring {
-    /// If the kernel offers it.
+    /// If the kernel offers it and no device is behind a network: one that does not answer would keep other requests waiting.
     #[default]
     Auto,
     /// Or not at all.

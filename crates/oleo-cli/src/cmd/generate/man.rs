@@ -106,7 +106,11 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ),
     ("allow_other", "allow_other", "Other users may use the mount. The default if root mounts."),
     ("fsname=NAME, subtype=NAME", "fsname=data,subtype=oleo", "What mount(8) and df(1) show as source and type."),
-    ("io_uring=auto|on|off", "io_uring=auto", "How requests come from the kernel."),
+    (
+        "io_uring=auto|on|off",
+        "io_uring=auto",
+        "How requests come from the kernel. auto: through io_uring if the kernel offers it and no device is behind a network.",
+    ),
     (
         "halt_poll=auto|on|off",
         "halt_poll=off",

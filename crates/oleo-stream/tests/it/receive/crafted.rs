@@ -400,7 +400,7 @@ fn back_to_the_original() {
         image.close().unwrap();
         let image = there.open();
         for n in 0..5 {
-            image.write(&format!("other{n}"), b"other").unwrap();
+            image.write(format!("other{n}"), b"other").unwrap();
             image.sync().unwrap();
         }
         image.close().unwrap();
