@@ -142,8 +142,8 @@ fn refuse_unwritable(inner: &Inner) -> Result<(), TxnError> {
     Ok(())
 }
 
-/// Refuses a volume without a tree that every commit changes: it would accept changes and not be able to save them. Of each
-/// tree one path is read; damage elsewhere in it is found by the commit that needs the block.
+/// Refuses a volume without a tree that commits change: it would accept changes and not be able to save them. Only roots are read: a
+/// block below hides a part of the tree, and the rest can be changed, scrubbed and repaired.
 fn refuse_lost_trees(inner: &Inner) -> Result<(), TxnError> {
     let trees = [
         (TreeId::EXTENT, "the extent tree", true),
@@ -154,7 +154,7 @@ fn refuse_lost_trees(inner: &Inner) -> Result<(), TxnError> {
         (TreeId::UUID, "the UUID tree", inner.rules.uuid_tree),
     ];
     for (tree, name, _) in trees.into_iter().filter(|(_, _, needed)| *needed) {
-        let read = inner.tree(tree).and_then(|tree| Ok(inner.blocks.get(&tree.root, &Key::MIN)?));
+        let read = inner.tree(tree).and_then(|tree| Ok(inner.blocks.root_node(&tree.root)?));
         read.map_err(|source| TxnError::Lost { name, source: Box::new(source) })?;
     }
     Ok(())
