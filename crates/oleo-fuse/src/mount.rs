@@ -111,6 +111,10 @@ impl Stopper {
         if let Err(e) = self.sync() {
             (self.log)(&format!("not everything could be written: {e}"));
         }
+        if !self.server.ending().shown().0 {
+            // It is detached already, and another mount may have its device's number.
+            return;
+        }
         let unmount = |lazily| detach(&self.dir, self.server.device(), lazily);
         let done = unmount(false).or_else(|_| unmount(true));
         if let Err(e) = done {

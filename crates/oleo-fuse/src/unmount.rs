@@ -94,9 +94,10 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
         // Said now, so that it is there when the server has nothing left to do.
         server.client.post(&Request::Finish).map_err(|e| lost(&e))?;
     }
+    let others = mount.as_ref().map(others_of).unwrap_or_default();
     detach(&place, mount.as_ref().map(|mount| mount.device.as_str()), options.lazy)
         .map_err(|source| host(dir, source))?;
-    if let Some(elsewhere) = mount.as_ref().and_then(other_place) {
+    if let Some(elsewhere) = still_there(&others) {
         return Ok(Unmounted::StillMounted(Some(elsewhere)));
     }
     match server {
@@ -161,9 +162,19 @@ fn lost(error: &io::Error) -> Error {
     Error::refused(errno::EIO, format!("the mount's server does not answer: {error}"))
 }
 
-/// Another place where the same file system is mounted, for example by a bind mount.
-fn other_place(mount: &Mount) -> Option<PathBuf> {
-    mounts_of("self").ok()?.into_iter().find(|other| other.device == mount.device).map(|other| other.at)
+/// The other mounts of the same file system, for example bind mounts, by [`Mount::id`]. Asked before unmounting: the device's
+/// number is free for another file system afterwards.
+fn others_of(mount: &Mount) -> Vec<String> {
+    let mounts = mounts_of("self").unwrap_or_default().into_iter();
+    mounts.filter(|other| other.device == mount.device && other.id != mount.id).map(|other| other.id).collect()
+}
+
+/// The directory of one of these mounts, if one is left.
+fn still_there(mounts: &[String]) -> Option<PathBuf> {
+    if mounts.is_empty() {
+        return None;
+    }
+    mounts_of("self").ok()?.into_iter().find(|mount| mounts.contains(&mount.id)).map(|mount| mount.at)
 }
 
 /// The process that serves a mount.

@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Oracle, Scratch, oracle, run};
+use oleo_sim::served::{Limits, Served};
 use rustix::fs::{Gid, Mode, Uid};
 use rustix::io::Errno;
 
@@ -158,6 +159,41 @@ fn no_room_after_umount() {
     fixture.make_room();
     fixture.must_unmount(&[]);
     fixture.must_hold(&[("new", &content), ("before", b"there before")]);
+}
+
+/// Goal: a server that has been unmounted and gets SIGTERM does not unmount a newer mount, which may have the number of its
+/// device. Method: a server that keeps what it cannot write, another mount, SIGTERM to the first.
+#[test]
+fn terminated_after_umount() {
+    let Some(fixture) = Narrow::new("") else { return };
+    let content = noise(6, 3 << 20);
+    let pid = server_of(&fixture.image);
+    fixture.fill(100_000);
+    fs::write(fixture.at("new"), &content).unwrap();
+    run("umount", [&fixture.dir]).unwrap();
+    let other = fixture.scratch.path().join("other");
+    run(OLEO, ["mkfs".as_ref(), "--quiet".as_ref(), "--size".as_ref(), "256M".as_ref(), other.as_os_str()]).unwrap();
+    let newer = Served::mount(Path::new(OLEO), &[&other], "", Limits::default()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    for _ in 0..50 {
+        assert!(is_mounted(newer.path()), "the server has unmounted what is not its own");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    fixture.make_room();
+    fixture.must_unmount(&[]);
+    newer.unmount().unwrap();
+    fixture.must_hold(&[("new", &content)]);
+}
+
+/// The process that serves an image in the background.
+fn server_of(image: &Path) -> rustix::process::Pid {
+    let serves = |pid: &str| {
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command.split(|b| *b == 0).any(|word| word == image.as_os_str().as_encoded_bytes())
+    };
+    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+    let number = processes.find_map(|name| name.to_str().filter(|pid| serves(pid))?.parse().ok());
+    rustix::process::Pid::from_raw(number.expect("a server")).unwrap()
 }
 
 /// Goal: the same without anybody asking: the server tries again by itself and ends.
