@@ -210,29 +210,27 @@ fn server_of(dir: &Path) -> io::Result<Option<Server>> {
 /// The server that was mounted on a directory, and has not ended. Nothing is mounted there any more; a server that says otherwise has yet to
 /// notice, or has its mount elsewhere.
 fn unmounted_before(dir: &Path) -> Option<Server> {
-    let deadline = Instant::now() + SAYS;
-    loop {
-        match mounted_on(dir)? {
-            (server, false) => return Some(server),
-            _ if Instant::now() > deadline => return None,
-            _ => std::thread::sleep(LOOK_AGAIN),
-        }
-    }
-}
-
-/// The server that was mounted on a directory, and whether it takes itself to be so still; rather one that does not.
-fn mounted_on(dir: &Path) -> Option<(Server, bool)> {
-    let mut attached = None;
+    let mut attached = Vec::new();
     for socket in sockets() {
-        let Some((server, is_attached)) = asked(&socket, dir) else { continue };
-        if !is_attached {
-            return Some((server, false));
+        match asked(&socket, dir) {
+            Some((server, false)) => return Some(server),
+            Some((_, true)) => attached.push(socket),
+            None => {}
         }
-        attached = Some((server, true));
     }
-    attached
+    // From here on, since another server that does not reply has taken its time.
+    let deadline = Instant::now() + SAYS;
+    while !attached.is_empty() && Instant::now() < deadline {
+        std::thread::sleep(LOOK_AGAIN);
+        let again = attached.iter().filter_map(|socket| asked(socket, dir));
+        if let Some((server, _)) = again.into_iter().find(|(_, is_attached)| !is_attached) {
+            return Some(server);
+        }
+    }
+    None
 }
 
+/// The server behind a socket, if it was mounted on a directory, and whether it takes itself to be so still.
 fn asked(socket: &Path, dir: &Path) -> Option<(Server, bool)> {
     let mut server = Server::over(UnixStream::connect(socket).ok()?).ok()?;
     server.client.wait_at_most(Some(SAYS)).ok()?;
