@@ -33,6 +33,8 @@ pub mod fuse;
 mod in_use;
 #[cfg(target_os = "linux")]
 pub mod ioctl;
+#[cfg(target_os = "linux")]
+pub mod loops;
 mod mem;
 #[cfg(target_os = "linux")]
 pub mod mountinfo;

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use oleo_device::fuse::open_channel;
+use oleo_device::loops::LoopDevice;
 use oleo_device::mountinfo::{Mount, mounts_of};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -46,6 +47,28 @@ pub struct AttachOptions {
 /// FUSE is not available, or the directory may not be mounted on.
 pub fn attach(dir: &Path, options: &AttachOptions) -> io::Result<File> {
     if rustix::process::geteuid().is_root() { attach_as_root(dir, options) } else { attach_as_user(dir, options) }
+}
+
+/// Mounts as root with a loop device on top of an image file as the source, so that the kernel passes sync(2) and syncfs(2)
+/// on to the server. The kernel detaches the loop device at the end of the mount.
+///
+/// # Errors
+/// As [`attach`] and [`LoopDevice::attach`]; nothing is mounted then.
+pub(crate) fn attach_image(dir: &Path, image: &Path, options: &AttachOptions) -> io::Result<File> {
+    let device = LoopDevice::attach(image)?;
+    let source = device.path().display().to_string();
+    attach_as_root(dir, &AttachOptions { source, block: true, ..options.clone() })
+}
+
+/// Whether the kernel sends FUSE_SYNCFS to servers of block devices: from Linux 6.18 on.
+pub(crate) fn kernel_passes_sync() -> bool {
+    passes_sync(rustix::system::uname().release().to_bytes())
+}
+
+fn passes_sync(release: &[u8]) -> bool {
+    let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<u32>().ok();
+    let mut numbers = release.split(|b| !b.is_ascii_digit()).map_while(number);
+    numbers.next().zip(numbers.next()).is_some_and(|version| version >= (6, 18))
 }
 
 fn attach_as_root(dir: &Path, options: &AttachOptions) -> io::Result<File> {
@@ -163,8 +186,35 @@ fn detach_device(dir: &Path, device: &str, flags: UnmountFlags) -> io::Result<()
     Ok(rustix::mount::unmount(Path::new(&format!("/proc/self/fd/{}", above.as_raw_fd())).join(name), flags)?)
 }
 
-/// Lets the kernel read ahead as far as one request reaches on a mount of that device ("major:minor"), if we may set
-/// that. Best effort: it only affects speed.
-pub(crate) fn read_ahead(device: &str, bytes: usize) {
-    let _ = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), (bytes / 1024).to_string());
+/// Lets the kernel read ahead on a mount as far as one request reaches, if we may set that. Best effort: it only affects
+/// speed.
+pub(crate) fn read_ahead(mount: &Mount, bytes: usize) {
+    // The number alone is that of the block device.
+    let suffix = if mount.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
+    let _ =
+        std::fs::write(format!("/sys/class/bdi/{}{suffix}/read_ahead_kb", mount.device), (bytes / 1024).to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::passes_sync;
+
+    /// Goal: the kernel's version is compared as numbers.
+    #[test]
+    fn versions_of_the_kernel() {
+        for (release, passes) in [
+            ("6.18.44-fc", true),
+            ("6.18-rc1", true),
+            ("6.100.0", true),
+            ("7.0", true),
+            ("10.2", true),
+            ("6.17.13", false),
+            ("6.9.1", false),
+            ("5.19", false),
+            ("6", false),
+            ("", false),
+        ] {
+            assert_eq!(passes_sync(release.as_bytes()), passes, "{release}");
+        }
+    }
 }

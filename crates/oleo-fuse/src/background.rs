@@ -29,10 +29,15 @@ pub(crate) struct Background {
 
 impl Background {
     /// Starts them; on a mount that cannot be changed only prune, and what scrubs without healing.
-    pub(crate) fn start(server: &Arc<Server>, options: &MountOptions, log: &Log) -> Background {
+    pub(crate) fn start(
+        server: &Arc<Server>,
+        options: &MountOptions,
+        commit_interval: Duration,
+        log: &Log,
+    ) -> Background {
         let report = log.clone();
         let background = BackgroundOptions::default()
-            .commit_interval(Duration::from_secs(options.commit_seconds))
+            .commit_interval(commit_interval)
             .resume_balance(!options.skip_balance)
             .on_error(move |error| report(&error.to_string()));
         if let Some(dir) = &options.scrub_state {

@@ -214,7 +214,7 @@ impl Server {
                 Ok(Reply::Mounted(Box::new(MountShown { dir, attached, unwritten, seed })))
             }
             // The caller of unmount waits, without blocking others.
-            Request::Finish => self.ending().wait().map(|()| Reply::Done),
+            Request::Finish => self.ending().wait(caller.pid).map(|()| Reply::Done),
             _ if !caller.privileged => Err(Error::refused(errno::EPERM, "only root and the mount's owner may do that")),
             Request::GiveUp => self.ending().give_up().map(|()| Reply::Done),
             Request::SaveTo { dir } => {

@@ -16,6 +16,10 @@
 //! From `Writing` on requests that change something are refused, and those under way are waited for, so that nothing is
 //! changed after the last commit.
 //!
+//! Of a mount on a block device, umount(2) sends FUSE_SYNCFS and FUSE_DESTROY and waits for both, uninterruptibly for the
+//! second. A process that waits in [`Ending::wait`] when it calls umount(2) learns the result there and can be interrupted there, so
+//! these two are answered immediately: `oleo unmount --force` ends a mount whose device does not answer.
+//!
 //! Locks: `state`, a leaf, never held over I/O. Crash: the image stays as of the last commit.
 
 use std::time::{Duration, Instant};
@@ -54,6 +58,10 @@ struct State {
     give_up: bool,
     /// The time when this server was told to end.
     hurry: Option<Instant>,
+    /// The processes in `wait`.
+    waiting: Vec<u32>,
+    /// The last sync came from one of them. It is refused, so it may as well be a syncfs(2) instead of an umount(2).
+    unmounting: bool,
 }
 
 /// How far the end has come.
@@ -140,8 +148,32 @@ impl Ending {
         }
     }
 
-    /// Waits until everything is on disk, or could not be written once more.
-    pub(crate) fn wait(&self) -> Result<(), Error> {
+    /// Notes a sync by that process or thread; whether it is the umount(2) of a process that waits in [`Ending::wait`].
+    pub(crate) fn syncs(&self, pid: u32) -> bool {
+        let mut state = self.state.lock();
+        // 0 is every process of another namespace of processes.
+        state.unmounting = pid != 0 && state.waiting.contains(&pid);
+        state.unmounting
+    }
+
+    /// Whether umount(2) was called by a process that waits in [`Ending::wait`].
+    pub(crate) fn is_waited_for(&self) -> bool {
+        let state = self.state.lock();
+        state.unmounting && !state.waiting.is_empty()
+    }
+
+    /// Waits until everything is on disk, or could not be written once more. `pid`: the process that asks.
+    pub(crate) fn wait(&self, pid: Option<u32>) -> Result<(), Error> {
+        self.state.lock().waiting.extend(pid);
+        let result = self.wait_for_end();
+        let mut state = self.state.lock();
+        if let Some(at) = state.waiting.iter().position(|waits| Some(*waits) == pid) {
+            state.waiting.swap_remove(at);
+        }
+        result
+    }
+
+    fn wait_for_end(&self) -> Result<(), Error> {
         let mut state = self.detached()?;
         if matches!(state.phase, Phase::Stuck(_)) {
             state.phase = Phase::Writing;
@@ -190,7 +222,7 @@ mod tests {
     fn asked_again() {
         let ending = Ending::default();
         std::thread::scope(|threads| {
-            let first = threads.spawn(|| ending.wait());
+            let first = threads.spawn(|| ending.wait(None));
             let request = ending.enter().unwrap();
             let server = threads.spawn(|| {
                 ending.begin();
@@ -206,12 +238,36 @@ mod tests {
             assert!(!server.is_finished());
             drop(request);
             assert_eq!(first.join().unwrap().unwrap_err().message, "full");
-            while let Err(error) = ending.wait() {
+            while let Err(error) = ending.wait(None) {
                 assert_eq!(error.message, "full");
             }
             assert_eq!(ending.shown(), (false, None));
             server.join().unwrap();
         });
+    }
+
+    /// Goal: umount(2) is not kept waiting if its caller waits here, and is otherwise; other processes are never told that a
+    /// sync took place which did not.
+    #[test]
+    fn the_caller_of_umount_waits_once() {
+        let ending = Ending::default();
+        assert!(!ending.syncs(7) && !ending.is_waited_for(), "umount(8)");
+        std::thread::scope(|threads| {
+            let (waits, foreign) = (threads.spawn(|| ending.wait(Some(7))), threads.spawn(|| ending.wait(Some(0))));
+            while ending.state.lock().waiting.len() < 2 {
+                std::thread::yield_now();
+            }
+            assert!(!ending.syncs(0) && !ending.is_waited_for(), "a process of another namespace");
+            assert!(ending.syncs(7) && ending.is_waited_for());
+            assert!(!ending.syncs(8), "another process's sync");
+            assert!(!ending.is_waited_for(), "another process's umount(2)");
+            assert!(ending.syncs(7));
+            ending.begin();
+            ending.over(None);
+            waits.join().unwrap().unwrap();
+            foreign.join().unwrap().unwrap();
+        });
+        assert!(!ending.syncs(7) && !ending.is_waited_for());
     }
 
     /// Goal: a server whose changes are given up ends immediately.

@@ -13,7 +13,7 @@ use oleo_device::mountinfo::mount_on;
 use oleo_format::{Class, Classified, Generation, InodeFlags};
 
 use crate::ask::Asking;
-use crate::attach::{AttachOptions, attach, detach, read_ahead};
+use crate::attach::{AttachOptions, attach, attach_image, detach, kernel_passes_sync, read_ahead};
 use crate::background::Background;
 use crate::control::Control;
 use crate::follow::Following;
@@ -200,6 +200,26 @@ fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
     }
 }
 
+/// A mount whose requests wait for a server.
+struct Attached {
+    channel: std::fs::File,
+    /// The kernel passes sync(2) and syncfs(2) on to the server.
+    passes_sync: bool,
+}
+
+/// Mounts an image file so that the kernel passes sync(2) on to its server, if that is possible. A mount that cannot be
+/// changed needs no sync, and a name given with `fsname=` replaces the source.
+fn over_image(plan: &Plan, image: &Path, dir: &Path, options: &AttachOptions) -> Option<Attached> {
+    let wanted = !options.read_only && plan.options.fsname.is_none() && kernel_passes_sync();
+    if !wanted || !std::fs::metadata(image).is_ok_and(|m| m.is_file()) {
+        return None;
+    }
+    let attached = attach_image(dir, image, options);
+    let report =
+        |e: &_| (plan.log)(&format!("sync(2) does not reach this mount, since no loop device can be its source: {e}"));
+    Some(Attached { channel: attached.inspect_err(report).ok()?, passes_sync: true })
+}
+
 /// Holds a block device, so that neither the kernel nor another program that asks takes it. An earlier holder releases
 /// it a moment after its server has ended.
 fn claim(device: &Path, open: &OpenOptions) -> Result<std::fs::File, MountError> {
@@ -269,7 +289,10 @@ impl Mounted {
         let dir =
             std::fs::canonicalize(&plan.dir).map_err(|source| MountError::Attach { dir: plan.dir.clone(), source })?;
         let attach_options = attach_options(&plan, first, block);
-        let attach = || attach(&dir, &attach_options).map_err(|source| MountError::Attach { dir: dir.clone(), source });
+        let attach = || match attach(&dir, &attach_options) {
+            Ok(channel) => Ok(Attached { channel, passes_sync: block && kernel_passes_sync() }),
+            Err(source) => Err(MountError::Attach { dir: dir.clone(), source }),
+        };
         let open = open_options(&plan)?;
         let image = if block {
             // The image is opened completely before it is mounted, including the replay of a log: until its server
@@ -288,10 +311,12 @@ impl Mounted {
         } else {
             let image = Image::open(first, &open)?;
             find_root(&image, &plan.options)?;
+            if as_root && let Some(attached) = over_image(&plan, first, &dir, &attach_options) {
+                return Mounted::start_or_detach(image, None, attached, &plan, &dir);
+            }
             image
         };
-        let channel = attach()?;
-        Mounted::start_or_detach(image, None, channel, &plan, &dir)
+        Mounted::start_or_detach(image, None, attach()?, &plan, &dir)
     }
 
     /// The same over devices that are open already, in any order; the images of the plan are ignored.
@@ -304,17 +329,17 @@ impl Mounted {
         let image = Image::from_devices(devices, &open_options(plan)?)?;
         find_root(&image, &plan.options)?;
         let channel = attach(&dir, &attach_options(plan, Path::new(SUBTYPE), false)).map_err(failed)?;
-        Mounted::start_or_detach(image, None, channel, plan, &dir)
+        Mounted::start_or_detach(image, None, Attached { channel, passes_sync: false }, plan, &dir)
     }
 
     fn start_or_detach(
         image: Image,
         follows: Option<(Follower, Generation)>,
-        channel: std::fs::File,
+        attached: Attached,
         plan: &Plan,
         dir: &Path,
     ) -> Result<Mounted, MountError> {
-        let served = Mounted::start(image, follows, channel, plan, dir);
+        let served = Mounted::start(image, follows, attached, plan, dir);
         if served.is_err() {
             // The error reported is why it could not be served.
             let _ = detach(dir, None, true);
@@ -325,10 +350,11 @@ impl Mounted {
     fn start(
         image: Image,
         follows: Option<(Follower, Generation)>,
-        channel: std::fs::File,
+        attached: Attached,
         plan: &Plan,
         dir: &Path,
     ) -> Result<Mounted, MountError> {
+        let Attached { channel, passes_sync } = attached;
         let options = plan.options.clone();
         let root = find_root(&image, &options)?;
         let server = Arc::new(Server::new(Arc::new(image), root, options.clone(), plan.log.clone()));
@@ -338,7 +364,7 @@ impl Mounted {
         .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
         if let Ok(Some(mount)) = mount_on(dir) {
-            read_ahead(&mount.device, IO_LEN_MAX);
+            read_ahead(&mount, IO_LEN_MAX);
             server.set_device(mount.device);
         }
         server.set_dir(dir.to_path_buf());
@@ -349,7 +375,7 @@ impl Mounted {
                 None
             }
         };
-        let background = Background::start(&server, &options, &plan.log);
+        let background = Background::start(&server, &options, options.commit_interval(passes_sync), &plan.log);
         let read_only = options.read_only;
         let following = match follows {
             Some((follower, committed)) => {

@@ -3,6 +3,7 @@
 //! Unknown options are refused. Options of every mount (nosuid, noexec …) and those of FUSE are accepted.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use oleo::device::PlaceOptions;
 use oleo::error::{Class, Classified};
@@ -13,6 +14,8 @@ use crate::transport::HaltPolling;
 
 /// Default of the seconds between commits, as in btrfs.
 const COMMIT_SECONDS: u64 = 30;
+/// The same of a mount to which the kernel passes no sync(2) on.
+const COMMIT_SECONDS_UNSYNCED: u64 = 5;
 /// The longest time between commits that is taken.
 const COMMIT_SECONDS_MAX: u64 = 24 * 60 * 60;
 /// How late a mount that follows may be at most.
@@ -137,8 +140,8 @@ pub struct MountOptions {
     pub no_data_cow: bool,
     /// New files have no checksums.
     pub no_data_sum: bool,
-    /// Seconds between commits.
-    pub commit_seconds: u64,
+    /// Seconds between commits; the default depends on whether the kernel passes sync(2) on.
+    pub commit_seconds: Option<u64>,
     /// Discard what becomes free on the device.
     pub discard: bool,
     /// When reading changes times.
@@ -199,7 +202,7 @@ impl Default for MountOptions {
             compress: None,
             no_data_cow: false,
             no_data_sum: false,
-            commit_seconds: COMMIT_SECONDS,
+            commit_seconds: None,
             discard: false,
             atime: Atime::default(),
             no_dir_atime: false,
@@ -242,6 +245,12 @@ impl MountOptions {
         }
         self.discard &= !self.read_only;
         Ok(())
+    }
+
+    /// How long a change waits for a commit at most.
+    pub(crate) fn commit_interval(&self, passes_sync: bool) -> Duration {
+        let default = if passes_sync { COMMIT_SECONDS } else { COMMIT_SECONDS_UNSYNCED };
+        Duration::from_secs(self.commit_seconds.unwrap_or(default))
     }
 
     fn take(&mut self, option: &str, name: &str, value: Option<&str>) -> Result<(), OptionError> {
@@ -305,7 +314,7 @@ impl MountOptions {
             "subvolid" => self.subvolid = Some(number(name, value, u64::MAX)?),
             "compress" => self.compress = compress(value, false)?,
             "compress-force" => self.compress = compress(value, true)?,
-            "commit" => self.commit_seconds = number(name, value, COMMIT_SECONDS_MAX)?.max(1),
+            "commit" => self.commit_seconds = Some(number(name, value, COMMIT_SECONDS_MAX)?.max(1)),
             "discard" if matches!(value, "sync" | "async") => self.discard = true,
             "max_inline" => self.inline_max = Some(size(name, value)?),
             // That of volumes on object stores is a directory.
@@ -476,7 +485,7 @@ mod tests {
     #[test]
     fn values_are_parsed() {
         let o = parsed("subvolid=257,commit=0,max_inline=2k,thread_pool=4,rescue=usebackuproot:nologreplay").unwrap();
-        assert_eq!((o.subvolid, o.commit_seconds, o.inline_max, o.threads), (Some(257), 1, Some(2048), 4));
+        assert_eq!((o.subvolid, o.commit_seconds, o.inline_max, o.threads), (Some(257), Some(1), Some(2048), 4));
         assert!(o.rescue.use_backup_root && o.rescue.no_log_replay && !o.rescue.ignore_bad_roots);
         let o = parsed("cache=2G,nodes=100000").unwrap();
         assert_eq!((o.cache_bytes, o.nodes_max), (Some(2 << 30), Some(100_000)));
@@ -489,6 +498,13 @@ mod tests {
         assert!(!parsed("space_cache=v2").unwrap().keep_space_cache);
         assert!(parsed("compress=no").unwrap().compress.is_none());
         assert!(parsed("compress-force=zstd:5").unwrap().compress.is_some_and(|c| c.force));
+    }
+
+    /// Goal: commits come more often if no sync arrives, except if their interval is given.
+    #[test]
+    fn commits_replace_syncs() {
+        let seconds = |list: &str| [true, false].map(|passes| parsed(list).unwrap().commit_interval(passes).as_secs());
+        assert_eq!((seconds("ro"), seconds("commit=30"), seconds("commit=0")), ([30, 5], [30, 30], [1, 1]));
     }
 
     #[test]

@@ -292,6 +292,9 @@ impl Server {
             Op::Lseek(args) => self.lseek(node, args, reply),
             Op::CopyFileRange { args, wide } => self.copy_file_range(node, args, *wide, reply),
             Op::Fsync { data_only } | Op::FsyncDir { data_only } => self.fsync(node, *data_only),
+            Op::SyncFs if self.is_own_sync(head.pid) => Ok(()),
+            // Nothing was synced, which this process learns at the control socket, too.
+            Op::SyncFs if self.ending().syncs(head.pid) => Err(Errno::EBUSY),
             Op::SyncFs => self.sync_fs(),
             Op::ReadDir(args) => self.readdir(node, args, reply),
             Op::ReadDirPlus(args) => self.readdir_plus(node, args, reply),
@@ -307,6 +310,7 @@ impl Server {
             }
             Op::ReleaseDir => Ok(()),
             // The end of a mount whose source the kernel holds: umount(2) returns when this is answered.
+            Op::Destroy if self.ending().is_waited_for() => Ok(()),
             Op::Destroy => self.sync_fs(),
             Op::Forget { .. } | Op::BatchForget(_) | Op::Interrupt => Ok(()),
             Op::Open(args) if self.writes_back() => self.open(node, args, reply),

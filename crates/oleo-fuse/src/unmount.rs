@@ -87,11 +87,10 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
         saved = Some(save(server, options, error, Hint::StillMounted)?);
     }
     if let Some(server) = &mut server
-        && !options.lazy
         && saved.is_none()
-        && !options.force
     {
-        // Said now, so that it is there when the server has nothing left to do.
+        // Said now, so that it is there when the server has nothing left to do, and so that umount(2) does not wait for a server
+        // whose device does not answer.
         server.client.post(&Request::Finish).map_err(|e| lost(&e))?;
     }
     let others = mount.as_ref().map(others_of).unwrap_or_default();
@@ -102,7 +101,7 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
     }
     match server {
         Some(_) if options.lazy => Ok(Unmounted::NotWaited),
-        Some(mut server) if options.force || saved.is_some() => {
+        Some(mut server) if saved.is_some() => {
             server.client.ask(&Request::GiveUp)?;
             server.wait_end();
             Ok(saved.map_or(Unmounted::GivenUp, Unmounted::Saved))

@@ -104,7 +104,7 @@ pub struct Serving {
 impl Serving {
     pub fn start(devices: Vec<Arc<dyn Device>>, dir: &Path, uring: Uring, writeback_cache: bool) -> Result<Serving> {
         let log: oleo_fuse::Log = Arc::new(|line: &str| eprintln!("the server: {line}"));
-        let options = MountOptions { commit_seconds: 1, uring, writeback_cache, ..MountOptions::default() };
+        let options = MountOptions { commit_seconds: Some(1), uring, writeback_cache, ..MountOptions::default() };
         let plan = Plan { images: vec![], scan: vec![], offset: 0, dir: dir.to_owned(), options, log };
         let mounted = Mounted::over(devices, &plan)?;
         let stopper = mounted.stopper();

@@ -12,7 +12,7 @@
 //!
 //! Locks: none. Errors: a page that was refused is lost, which the kernel tells at the next fsync or close of the file.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use oleo::control::Request;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
@@ -29,6 +29,8 @@ pub(super) struct Unwritten {
     refused: AtomicU64,
     /// The last errno.
     why: AtomicI32,
+    /// The thread that calls syncfs(2) on the mount itself; of several, one; 0: none.
+    syncs: AtomicU32,
 }
 
 impl Unwritten {
@@ -88,6 +90,12 @@ impl Server {
         Err(Errno(self.unwritten.why.load(Ordering::Relaxed)))
     }
 
+    /// Whether a FUSE_SYNCFS request comes from this server's own syncfs(2), which has pages written and needs no commit.
+    pub(super) fn is_own_sync(&self, thread: u32) -> bool {
+        // 0 is every thread of another namespace of processes.
+        thread != 0 && self.unwritten.syncs.load(Ordering::Acquire) == thread
+    }
+
     /// Calls syncfs(2) on the mount. What it leaves undone, for example where its directory cannot be opened, the notices do, page
     /// by page.
     fn sync_mount(&self) {
@@ -99,7 +107,13 @@ impl Server {
         let ours = rustix::fs::statx(&dir, "", look, StatxFlags::empty())
             .is_ok_and(|found| device == format!("{}:{}", found.stx_dev_major, found.stx_dev_minor));
         if ours {
+            let syncs = &self.unwritten.syncs;
+            let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            let noted = syncs.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             let _ = rustix::fs::syncfs(&dir);
+            if noted {
+                syncs.store(0, Ordering::Release);
+            }
         }
     }
 }

@@ -121,7 +121,8 @@ fn mount(device: Arc<Gated>, uring: Uring) -> Served {
     let serving = std::thread::spawn(move || {
         server.serve().unwrap();
     });
-    let options = MountOptions { uring, commit_seconds: 300, cache_bytes: Some(1 << 20), ..MountOptions::default() };
+    let options =
+        MountOptions { uring, commit_seconds: Some(300), cache_bytes: Some(1 << 20), ..MountOptions::default() };
     let log = Arc::new(|line: &str| eprintln!("{line}"));
     let images = vec![PathBuf::from(format!("nbd+unix:///?socket={}", socket.display()))];
     let mounted = Mounted::new(Plan { images, scan: Vec::new(), offset: 0, dir: dir.clone(), options, log }).unwrap();

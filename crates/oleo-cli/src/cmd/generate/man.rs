@@ -68,7 +68,11 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ("compress-force=ALGORITHM[:LEVEL]", "compress-force=zstd", "The same, and try with all data."),
     ("nodatacow", "nodatacow", "New files are overwritten in place and have no checksums."),
     ("nodatasum", "nodatasum", "New files have no checksums."),
-    ("commit=SECONDS", "commit=30", "Seconds between commits; 30 by default."),
+    (
+        "commit=SECONDS",
+        "commit=30",
+        "Seconds between commits. The default is 30, or 5 if the kernel does not pass sync(2) on to the mount: before Linux 6.18, for ordinary users, of nbd:// and volumes on object stores, with fsname=, and where root has no loop devices.",
+    ),
     ("discard", "discard", "Discard on the device what a commit frees."),
     ("noatime, relatime, strictatime, nodiratime", "noatime", "Whether reading changes times; relatime by default."),
     (
@@ -105,7 +109,11 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
         "With ro: tolerate damage. usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, ignoremetacsums, ignoresuperflags, all.",
     ),
     ("allow_other", "allow_other", "Other users may use the mount. The default if root mounts."),
-    ("fsname=NAME, subtype=NAME", "fsname=data,subtype=oleo", "What mount(8) and df(1) show as source and type."),
+    (
+        "fsname=NAME, subtype=NAME",
+        "fsname=data,subtype=oleo",
+        "What mount(8) and df(1) show as source and type. With fsname=, sync(2) does not reach a mount of an image file.",
+    ),
     (
         "io_uring=auto|on|off",
         "io_uring=auto",
@@ -230,7 +238,7 @@ fn mount_helper() -> Vec<u8> {
     put(&mut page, format_args!(".PP"));
     text(
         &mut page,
-        "The image or device is served by a process in the background until it is unmounted with umount(8) or oleo-unmount(8). The latter returns when everything is on disk. As root, a block device is mounted as fuseblk, and umount(8) waits too.",
+        "The image or device is served by a process in the background until it is unmounted with umount(8) or oleo-unmount(8). The latter returns when everything is on disk. As root, a block device, and an image file by a loop device on top of it, is mounted as fuseblk: umount(8) waits too, and from Linux 6.18 on sync(2) and syncfs(2) write everything. mount(8) and df(1) show the loop device; losetup(8) shows its image.",
     );
     heading(&mut page, "OPTIONS");
     for (syntax, _, what) in MOUNT_OPTIONS {

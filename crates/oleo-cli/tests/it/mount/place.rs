@@ -142,7 +142,7 @@ impl Place {
         path
     }
 
-    /// Writes everything out and commits. Not by syncfs: the kernel does not pass that on to Oleo.
+    /// Writes everything out and commits. Not by syncfs, which not every kernel passes on to Oleo.
     pub fn commit(&self) {
         run(self.tool(), ["filesystem".as_ref(), "sync".as_ref(), self.top.as_os_str()]).expect("a sync");
     }

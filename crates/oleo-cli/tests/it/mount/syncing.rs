@@ -120,7 +120,9 @@ fn names_and_limits(at: &Place) {
     let kind = out.unwrap();
     match at.kind {
         crate::mount::place::Kind::Kernel => assert_eq!(kind.trim(), "btrfs"),
-        crate::mount::place::Kind::Oleo | crate::mount::place::Kind::WriteBack => assert_eq!(kind.trim(), "fuse.oleo"),
+        crate::mount::place::Kind::Oleo | crate::mount::place::Kind::WriteBack => {
+            assert_eq!(kind.trim(), "fuseblk.oleo")
+        }
     }
     rustix::fs::mkdir(at.at("d"), Mode::from_raw_mode(0o755)).unwrap();
     let out = std::process::Command::new("df").arg(at.at("d")).output().unwrap();

@@ -1,0 +1,163 @@
+//! sync(2) and syncfs(2) on mounts of image files, which the kernel passes on to servers of block devices only: a loop device
+//! is the source of such a mount.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use oleo_sim::oracle::{oracle, run};
+use oleo_sim::served::{Limits, Served};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::mount::place::OLEO;
+
+/// How long something may take that needs no waiting.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn mkfs(args: &[&OsStr]) {
+    let all = ["mkfs", "--quiet", "--size", "256M"].map(OsStr::new);
+    run(OLEO, all.iter().chain(args)).unwrap();
+}
+
+fn serve(images: &[&OsStr], options: &str) -> Served {
+    Served::mount(Path::new(OLEO), images, options, Limits::default()).unwrap()
+}
+
+/// Type and source of a mount.
+fn shown(dir: &Path) -> String {
+    run("findmnt", ["-no".as_ref(), "FSTYPE,SOURCE".as_ref(), "-M".as_ref(), dir.as_os_str()]).unwrap()
+}
+
+/// The loop devices that a file is attached to.
+fn loops(file: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
+    let backing = |device: &Path| fs::read_to_string(device.join("loop/backing_file"));
+    all.filter(|device| backing(device).is_ok_and(|path| path.trim_end() == file.to_str().unwrap())).collect()
+}
+
+#[track_caller]
+fn soon(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Goal: what was written before sync(2) or syncfs(2) returned is there after the server was killed; a user of the dead mount
+/// does not prevent a new one, and no loop device stays behind. Method: a file, a sync, SIGKILL, a new mount, for an image of one
+/// file, of two, and at an offset.
+#[test]
+fn synced_images_survive_their_server() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let at = |name: &str| fs::canonicalize(scratch.path()).unwrap().join(name);
+    let (one, first, second, inside) = (at("one"), at("first"), at("second"), at("inside"));
+    mkfs(&[one.as_ref()]);
+    mkfs(&["-d".as_ref(), "raid1".as_ref(), first.as_ref(), second.as_ref()]);
+    mkfs(&["--offset".as_ref(), "1048576".as_ref(), inside.as_ref()]);
+    let offset = ["--offset", "1048576"].map(OsStr::new);
+    let volumes: [(&Path, &[&OsStr]); 3] = [
+        (&one, &[one.as_ref()]),
+        (&first, &[first.as_ref(), second.as_ref()]),
+        (&inside, &[offset[0], offset[1], inside.as_ref()]),
+    ];
+    for (n, (image, places)) in volumes.into_iter().enumerate() {
+        let mut served = serve(places, "commit=300");
+        assert!(shown(served.path()).starts_with("fuseblk.oleo /dev/loop"), "{}", shown(served.path()));
+        assert_eq!(loops(image).len(), 1);
+        fs::create_dir(served.path().join("d")).unwrap();
+        fs::write(served.path().join("d/f"), [n as u8; 100_000]).unwrap();
+        let user = File::open(served.path().join("d")).unwrap();
+        match n {
+            0 => rustix::fs::sync(),
+            _ => rustix::fs::syncfs(&user).unwrap(),
+        }
+        served.kill().unwrap();
+        drop(served);
+        let again = serve(places, "commit=300");
+        assert_eq!(fs::read(again.path().join("d/f")).unwrap(), [n as u8; 100_000], "{}", image.display());
+        again.unmount().unwrap();
+        drop(user);
+        soon("the loop devices are gone", || loops(image).is_empty());
+    }
+    let found = oracle.check(&[&one]).unwrap();
+    assert!(found.is_clean(), "{found}");
+}
+
+/// Goal: an image is mounted without a loop device where there are none, if it cannot be changed, and if its source is to have
+/// another name. Method: a namespace in which loop-control is another device; `ro`; `fsname=`.
+#[test]
+fn without_a_loop_device() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let (image, dir) = (scratch.path().join("image"), scratch.dir("m").unwrap());
+    mkfs(&[image.as_ref()]);
+    const SCRIPT: &str = r#"mount --bind /dev/null /dev/loop-control && "$0" mount "$1" "$2" && findmnt -no FSTYPE,SOURCE -M "$2" &&
+        echo written > "$2/f" && "$0" unmount --quiet "$2""#;
+    let script = ["-m", "sh", "-c", SCRIPT].map(OsStr::new);
+    let out = run("unshare", script.into_iter().chain([OLEO.as_ref(), image.as_ref(), dir.as_ref()])).unwrap();
+    let source = image.to_str().unwrap();
+    assert_eq!(out.split_whitespace().collect::<Vec<_>>(), ["fuse.oleo", source]);
+    for (options, source) in [("ro", source), ("fsname=name", "name")] {
+        let served = serve(&[image.as_ref()], options);
+        assert_eq!(shown(served.path()).split_whitespace().collect::<Vec<_>>(), ["fuse.oleo", source]);
+        assert_eq!(fs::read(served.path().join("f")).unwrap(), b"written\n");
+        assert!(loops(&image).is_empty());
+        served.unmount().unwrap();
+    }
+}
+
+/// A server that does not run until the guard is gone.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(served: &Served) -> Stopped {
+        let pid = Pid::from_raw(served.pid().cast_signed()).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Goal: `oleo unmount --force` takes a mount away although what is below the image does not answer, and waits for the server in a
+/// way that can be interrupted; the server ends when it can write. Method: an image on another mount, whose server is stopped.
+#[test]
+fn forced_beside_a_device_that_does_not_answer() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let below_image = scratch.path().join("below");
+    mkfs(&[below_image.as_ref()]);
+    let below = serve(&[below_image.as_ref()], "");
+    let image = below.path().join("image");
+    mkfs(&[image.as_ref()]);
+    let mut served = serve(&[image.as_ref()], "commit=300");
+    fs::write(served.path().join("f"), [1; 100_000]).unwrap();
+    let is_mounted = || fs::read_to_string("/proc/self/mountinfo").unwrap().contains(served.path().to_str().unwrap());
+    let stopped = Stopped::new(&below);
+    let mut command = Command::new(OLEO);
+    command.args(["unmount", "--force"]).arg(served.path()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    while is_mounted() && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let gone = !is_mounted();
+    let waits = child.try_wait().unwrap().is_none();
+    drop(stopped);
+    assert!(child.wait().unwrap().success());
+    assert!(gone && waits, "taken away: {gone}, waited for: {waits}");
+    served.kill().unwrap();
+    drop(served);
+    let again = serve(&[image.as_ref()], "");
+    assert_eq!(fs::read(again.path().join("f")).unwrap(), [1; 100_000]);
+    again.unmount().unwrap();
+    below.unmount().unwrap();
+}
