@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{oracle, run};
 use oleo_sim::served::{Limits, Served};
+use rustix::fs::OFlags;
+use rustix::mm::MapFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::mount::place::OLEO;
+use crate::mount::place::{OLEO, open};
+use crate::mount::sys::Map;
 
 /// How long something may take that needs no waiting.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -47,8 +50,8 @@ fn soon(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Goal: what was written before sync(2) or syncfs(2) returned is there after the server was killed; a user of the dead mount
-/// does not prevent a new one, and no loop device stays behind. Method: a file, a sync, SIGKILL, a new mount, for an image of one
-/// file, of two, and at an offset.
+/// does not prevent a new one, and no loop device stays behind. Method: a file that is open and mapped, a sync, SIGKILL, a new mount,
+/// for an image of one file, of two, at an offset, and with the kernel's write-back cache.
 #[test]
 fn synced_images_survive_their_server() {
     let Some(oracle) = oracle() else { return };
@@ -59,18 +62,23 @@ fn synced_images_survive_their_server() {
     mkfs(&["-d".as_ref(), "raid1".as_ref(), first.as_ref(), second.as_ref()]);
     mkfs(&["--offset".as_ref(), "1048576".as_ref(), inside.as_ref()]);
     let offset = ["--offset", "1048576"].map(OsStr::new);
-    let volumes: [(&Path, &[&OsStr]); 3] = [
-        (&one, &[one.as_ref()]),
-        (&first, &[first.as_ref(), second.as_ref()]),
-        (&inside, &[offset[0], offset[1], inside.as_ref()]),
+    let volumes: [(&Path, &[&OsStr], &str); 4] = [
+        (&one, &[one.as_ref()], "commit=300"),
+        (&first, &[first.as_ref(), second.as_ref()], "commit=300"),
+        (&inside, &[offset[0], offset[1], inside.as_ref()], "commit=300"),
+        (&one, &[one.as_ref()], "commit=300,writeback_cache"),
     ];
-    for (n, (image, places)) in volumes.into_iter().enumerate() {
-        let mut served = serve(places, "commit=300");
+    for (n, (image, places, options)) in volumes.into_iter().enumerate() {
+        let mut served = serve(places, options);
         assert!(shown(served.path()).starts_with("fuseblk.oleo /dev/loop"), "{}", shown(served.path()));
         assert_eq!(loops(image).len(), 1);
-        fs::create_dir(served.path().join("d")).unwrap();
-        fs::write(served.path().join("d/f"), [n as u8; 100_000]).unwrap();
-        let user = File::open(served.path().join("d")).unwrap();
+        let dir = format!("d{n}");
+        fs::create_dir(served.path().join(&dir)).unwrap();
+        let file = open(&served.path().join(&dir).join("f"), OFlags::CREATE | OFlags::RDWR).unwrap();
+        rustix::io::pwrite(&file, &[n as u8; 100_000], 0).unwrap();
+        let map = Map::new(&file, 0, 100_000, MapFlags::SHARED).unwrap();
+        map.write(50_000, b"mapped");
+        let user = File::open(served.path().join(&dir)).unwrap();
         match n {
             0 => rustix::fs::sync(),
             _ => rustix::fs::syncfs(&user).unwrap(),
@@ -78,9 +86,12 @@ fn synced_images_survive_their_server() {
         served.kill().unwrap();
         drop(served);
         let again = serve(places, "commit=300");
-        assert_eq!(fs::read(again.path().join("d/f")).unwrap(), [n as u8; 100_000], "{}", image.display());
+        let mut found = fs::read(again.path().join(&dir).join("f")).unwrap();
+        assert_eq!(&found[50_000..50_006], b"mapped", "{} {options}", image.display());
+        found[50_000..50_006].fill(n as u8);
+        assert_eq!(found, [n as u8; 100_000], "{} {options}", image.display());
         again.unmount().unwrap();
-        drop(user);
+        drop((user, map, file));
         soon("the loop devices are gone", || loops(image).is_empty());
     }
     let found = oracle.check(&[&one]).unwrap();
