@@ -49,7 +49,7 @@ fn soon(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Goal: what was written before sync(2) or syncfs(2) returned is there after the server was killed; a user of the dead mount
+/// Goal: data that was written before sync(2) or syncfs(2) returned is there after the server was killed; a user of the dead mount
 /// does not prevent a new one, and no loop device stays behind. Method: a file that is open and mapped, a sync, SIGKILL, a new mount,
 /// for an image of one file, of two, at an offset, and with the kernel's write-back cache.
 #[test]
