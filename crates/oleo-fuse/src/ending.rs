@@ -16,9 +16,9 @@
 //! From `Writing` on requests that change something are refused, and those under way are waited for, so that nothing is
 //! changed after the last commit.
 //!
-//! Of a mount on a block device, umount(2) sends FUSE_SYNCFS and FUSE_DESTROY and waits for both, uninterruptibly for the
-//! second. A process that waits in [`Ending::wait`] when it calls umount(2) learns the result there and can be interrupted there, so
-//! these two are answered immediately: `oleo unmount --force` ends a mount whose device does not answer.
+//! Of a mount on a block device, umount(2) sends FUSE_DESTROY and waits for the answer, uninterruptibly. A process that waits in
+//! [`Ending::wait`] when it calls umount(2) learns the result there and can be interrupted there, so the request is answered
+//! immediately: `oleo unmount --force` can be interrupted while the device does not answer.
 //!
 //! Locks: `state`, a leaf, never held over I/O. Crash: the image stays as of the last commit.
 
@@ -60,8 +60,6 @@ struct State {
     hurry: Option<Instant>,
     /// The processes in `wait`.
     waiting: Vec<u32>,
-    /// The last sync came from one of them. It is refused, so it may as well be a syncfs(2) instead of an umount(2).
-    unmounting: bool,
 }
 
 /// How far the end has come.
@@ -148,18 +146,10 @@ impl Ending {
         }
     }
 
-    /// Notes a sync by that process or thread; whether it is the umount(2) of a process that waits in [`Ending::wait`].
-    pub(crate) fn syncs(&self, pid: u32) -> bool {
-        let mut state = self.state.lock();
-        // 0 is every process of another namespace of processes.
-        state.unmounting = pid != 0 && state.waiting.contains(&pid);
-        state.unmounting
-    }
-
-    /// Whether umount(2) was called by a process that waits in [`Ending::wait`].
+    /// Whether a process waits in [`Ending::wait`]. One that has ended meanwhile could not unmount.
     pub(crate) fn is_waited_for(&self) -> bool {
-        let state = self.state.lock();
-        state.unmounting && !state.waiting.is_empty()
+        let waiting = self.state.lock().waiting.clone();
+        waiting.iter().any(|pid| std::path::Path::new("/proc").join(pid.to_string()).exists())
     }
 
     /// Waits until everything is on disk, or could not be written once more. `pid`: the process that asks.
@@ -246,28 +236,27 @@ mod tests {
         });
     }
 
-    /// Goal: umount(2) is not kept waiting if its caller waits here, and is otherwise; other processes are never told that a
-    /// sync took place which did not.
+    /// Goal: umount(2) does not wait for the server if its caller waits here, and does otherwise. Method: waits by this process, and by
+    /// one that has ended.
     #[test]
     fn the_caller_of_umount_waits_once() {
-        let ending = Ending::default();
-        assert!(!ending.syncs(7) && !ending.is_waited_for(), "umount(8)");
-        std::thread::scope(|threads| {
-            let (waits, foreign) = (threads.spawn(|| ending.wait(Some(7))), threads.spawn(|| ending.wait(Some(0))));
-            while ending.state.lock().waiting.len() < 2 {
-                std::thread::yield_now();
-            }
-            assert!(!ending.syncs(0) && !ending.is_waited_for(), "a process of another namespace");
-            assert!(ending.syncs(7) && ending.is_waited_for());
-            assert!(!ending.syncs(8), "another process's sync");
-            assert!(!ending.is_waited_for(), "another process's umount(2)");
-            assert!(ending.syncs(7));
-            ending.begin();
-            ending.over(None);
-            waits.join().unwrap().unwrap();
-            foreign.join().unwrap().unwrap();
-        });
-        assert!(!ending.syncs(7) && !ending.is_waited_for());
+        // The kernel's greatest process number is 2^22.
+        let ended = (1 << 22) + 1;
+        for (pid, waits) in [(std::process::id(), true), (ended, false)] {
+            let ending = Ending::default();
+            assert!(!ending.is_waited_for());
+            std::thread::scope(|threads| {
+                let caller = threads.spawn(|| ending.wait(Some(pid)));
+                while ending.state.lock().waiting.is_empty() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(ending.is_waited_for(), waits);
+                ending.begin();
+                ending.over(None);
+                caller.join().unwrap().unwrap();
+            });
+            assert!(!ending.is_waited_for());
+        }
     }
 
     /// Goal: a server whose changes are given up ends immediately.

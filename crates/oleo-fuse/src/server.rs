@@ -293,8 +293,6 @@ impl Server {
             Op::CopyFileRange { args, wide } => self.copy_file_range(node, args, *wide, reply),
             Op::Fsync { data_only } | Op::FsyncDir { data_only } => self.fsync(node, *data_only),
             Op::SyncFs if self.is_own_sync(head.pid) => Ok(()),
-            // Nothing was synced, which this process learns at the control socket, too.
-            Op::SyncFs if self.ending().syncs(head.pid) => Err(Errno::EBUSY),
             Op::SyncFs => self.sync_fs(),
             Op::ReadDir(args) => self.readdir(node, args, reply),
             Op::ReadDirPlus(args) => self.readdir_plus(node, args, reply),

@@ -138,8 +138,9 @@ impl Drop for Stopped {
     }
 }
 
-/// Goal: `oleo unmount --force` takes a mount away although what is below the image does not answer, and waits for the server in a
-/// way that can be interrupted; the server ends when it can write. Method: an image on another mount, whose server is stopped.
+/// Goal: `oleo unmount --force` takes a mount away although the file system below the image does not answer, and waits for the server
+/// in a way that can be interrupted; the server ends when it can write. Method: an image on another mount, whose server is stopped;
+/// the command is killed meanwhile.
 #[test]
 fn forced_beside_a_device_that_does_not_answer() {
     let Some(oracle) = oracle() else { return };
@@ -149,24 +150,29 @@ fn forced_beside_a_device_that_does_not_answer() {
     let below = serve(&[below_image.as_ref()], "");
     let image = below.path().join("image");
     mkfs(&[image.as_ref()]);
-    let mut served = serve(&[image.as_ref()], "commit=300");
+    let served = serve(&[image.as_ref()], "commit=300");
     fs::write(served.path().join("f"), [1; 100_000]).unwrap();
     let is_mounted = || fs::read_to_string("/proc/self/mountinfo").unwrap().contains(served.path().to_str().unwrap());
     let stopped = Stopped::new(&below);
     let mut command = Command::new(OLEO);
     command.args(["unmount", "--force"]).arg(served.path()).stdout(Stdio::null());
     let mut child = command.spawn().unwrap();
-    let start = Instant::now();
-    while is_mounted() && start.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let gone = !is_mounted();
+    let in_time = |is_so: &mut dyn FnMut() -> bool| {
+        let start = Instant::now();
+        while !is_so() && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        is_so()
+    };
+    let gone = in_time(&mut || !is_mounted());
+    // It is in umount(2), or waits at the control socket.
+    std::thread::sleep(Duration::from_millis(200));
     let waits = child.try_wait().unwrap().is_none();
+    child.kill().unwrap();
+    let ended = in_time(&mut || child.try_wait().unwrap().is_some());
     drop(stopped);
-    assert!(child.wait().unwrap().success());
-    assert!(gone && waits, "taken away: {gone}, waited for: {waits}");
-    served.kill().unwrap();
-    drop(served);
+    assert!(gone && waits && ended, "taken away: {gone}, waited for the server: {waits}, could be killed: {ended}");
+    served.terminate().unwrap();
     let again = serve(&[image.as_ref()], "");
     assert_eq!(fs::read(again.path().join("f")).unwrap(), [1; 100_000]);
     again.unmount().unwrap();
