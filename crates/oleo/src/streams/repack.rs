@@ -41,12 +41,17 @@ pub fn repack(
     if stream.needs.is_empty() {
         return Ok(None);
     }
-    let image = Image::create(scratch, IMAGE_LEN)?;
-    let done = through(&image, streams, list, stream, options);
-    drop(image);
+    create_private(scratch).map_err(Error::host("create", scratch))?;
+    let done = Image::create(scratch, IMAGE_LEN).and_then(|image| through(&image, streams, list, stream, options));
     let removed = std::fs::remove_file(scratch).map_err(Error::host("remove", scratch));
     let done = done?;
     removed.map(|()| Some(done))
+}
+
+/// Makes a file that only its owner may open, where none is, and no link either: the snapshots in it may be encrypted on the store.
+fn create_private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::File::options().write(true).create_new(true).mode(0o600).open(path).map(drop)
 }
 
 fn through(
@@ -77,4 +82,28 @@ fn through(
     let sent = image.send(&[made], &how, &mut upload);
     let (entry, sent) = upload.finish(list, sent)?;
     Ok(Repack { stored: Stored { entry, sent, parent: None }, received: all.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Goal: the file of a repack is its owner's alone, and takes the place of no file and no link. Method: a table of what is there;
+    /// the image that is made in it keeps its mode.
+    #[test]
+    fn the_file_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "").unwrap();
+        std::os::unix::fs::symlink(at("nowhere"), at("link")).unwrap();
+        for name in ["file", "link"] {
+            assert!(create_private(&at(name)).is_err(), "{name}");
+        }
+        assert!(!at("nowhere").exists());
+        create_private(&at("new")).unwrap();
+        Image::create(at("new"), 1 << 30).unwrap().close().unwrap();
+        assert_eq!(at("new").metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
 }

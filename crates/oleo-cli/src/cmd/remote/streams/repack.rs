@@ -27,7 +27,8 @@ impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let opened = self.streams.open()?;
         let stream = opened.stream()?;
-        let own = || std::env::temp_dir().join(format!("oleo-repack-{}.img", std::process::id()));
+        let time = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+        let own = || std::env::temp_dir().join(format!("oleo-repack-{}-{time}.img", std::process::id()));
         let scratch = self.scratch.clone().unwrap_or_else(own);
         match repack(&opened.streams, &opened.list, stream, &scratch, &SendOptions::default())? {
             None => out.note(format!("{} is whole already", stream.name)),
