@@ -110,7 +110,8 @@ impl<R: Read> Records<R> {
     /// Skips the unread rest of the current member.
     fn skip_rest(&mut self) -> Result<(), MkfsError> {
         let mut scratch = [0u8; 16 * BLOCK];
-        let mut rest = self.left + self.padding;
+        let total = self.left.checked_add(self.padding);
+        let mut rest = total.ok_or_else(|| self.error("a member is longer than any archive"))?;
         while rest > 0 {
             let n = scratch.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
             self.read_exact(&mut scratch[..n])?;
@@ -529,6 +530,18 @@ mod tests {
         assert!(began.elapsed().as_secs() < 30);
         let map = [&b"1\n10\n4\n"[..], &[0; BLOCK - 7], b"data"].concat();
         assert_eq!(complaint(&sparse(&map)), "");
+    }
+
+    /// Goal: a size that no archive can have is an error. Method: a directory and a label with the largest size there is.
+    #[test]
+    fn endless_members() {
+        for kind in [b'5', b'V'] {
+            let mut file = header(kind, b"");
+            file[124..136].copy_from_slice(&[0x80, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]);
+            let sum: u32 = file[..148].iter().chain(&file[156..]).map(|&b| u32::from(b)).sum::<u32>() + 256;
+            file[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+            assert!(complaint(&file).contains("longer than any archive"));
+        }
     }
 
     /// Goal: junk is an error, not a panic. Method: random bytes with correct header checksums.
