@@ -366,7 +366,7 @@ impl MountOptions {
     fn take_of_store(&mut self, option: &str) -> Result<(), OptionError> {
         match self.places.set(option) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(OptionError::Unknown(option.to_owned())),
+            Ok(false) => Err(OptionError::Unknown(option.split('=').next().unwrap_or_default().to_owned())),
             Err(error) => Err(OptionError::Store(error.to_string())),
         }
     }
@@ -512,6 +512,9 @@ mod tests {
         for list in ["nonsense", "nonsense=1", "ro,autodefrag", "subvol"] {
             assert!(matches!(parsed(list), Err(OptionError::Unknown(_))), "{list}");
         }
+        // A value may be a secret.
+        let error = parsed("aws_secret_access_key=hush").unwrap_err().to_string();
+        assert!(error.contains("aws_secret_access_key") && !error.contains("hush"), "{error}");
         for list in [
             "subvolid=x",
             "max_inline=9999999k",

@@ -205,7 +205,7 @@ impl StoreOptions {
             "dirty" => bounds.dirty_bytes_max = given.bytes()?,
             "segment" => bounds.segment_aim = given.bytes_up_to(OBJECT_LEN_MAX, "a number of bytes up to 64M")?,
             "inline" => bounds.inline_max = given.bytes_up_to(INLINE_MAX, "a number of bytes up to 512K")?,
-            _ => return Err(OptionError::Unknown(word.chars().take(100).collect())),
+            _ => return Err(OptionError::Unknown(name.chars().take(100).collect())),
         }
         Ok(())
     }
@@ -229,6 +229,11 @@ const LOG_BYTES: u64 = 1 << 30;
 /// Most that may go into a head, bytes.
 const INLINE_MAX: u32 = 512 << 10;
 
+/// A value without the part before its `@`: in a URL that is a user and a password.
+fn without_user(value: &str) -> String {
+    value.rsplit_once('@').map_or_else(|| value.into(), |(_, rest)| format!("...@{rest}"))
+}
+
 /// An option as it was given.
 struct Given<'a> {
     name: &'a str,
@@ -245,7 +250,7 @@ impl Given<'_> {
     }
 
     fn wrong(&self, want: &'static str) -> OptionError {
-        OptionError::Value { name: self.name.into(), value: self.value.unwrap_or_default().into(), want }
+        OptionError::Value { name: self.name.into(), value: without_user(self.value.unwrap_or_default()), want }
     }
 
     fn flag(&self) -> Result<bool, OptionError> {
@@ -379,6 +384,10 @@ mod tests {
             "AWS_REGION",
         ] {
             assert!(options.set(word).is_err(), "{word}");
+        }
+        for word in ["secret_access_key=hush", "aws_secret_access_key=hush", "claim=http://user:hush@host"] {
+            let refused = options.set(word).expect_err(word).to_string();
+            assert!(!refused.contains("hush"), "{refused}");
         }
         assert_eq!(options.claim, Duration::from_secs(90));
     }

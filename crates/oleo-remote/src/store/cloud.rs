@@ -196,7 +196,8 @@ fn check_endpoint(endpoint: Option<&str>, options: &StoreOptions) -> Result<(), 
     if is_loopback(&plain[7..]) || allowed.into_iter().any(|value| ["1", "true", "yes"].contains(&value)) {
         return Ok(());
     }
-    Err(format!("{plain} is not encrypted (AWS_ALLOW_HTTP=true allows it)"))
+    let shown = plain.rsplit_once('@').map_or(plain.into(), |(_, host)| format!("http://{host}"));
+    Err(format!("{shown} is not encrypted (AWS_ALLOW_HTTP=true allows it)"))
 }
 
 /// Whether what follows `http://` is this machine.
