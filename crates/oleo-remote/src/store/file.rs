@@ -6,16 +6,19 @@
 //! one after it, that it is not known.
 //!
 //! The version of an object is the checksum of its bytes and its length. Operations are over when they have begun.
+//!
+//! Another user may own the directory. So objects and the lock are plain files that are not opened through links, and nothing is
+//! stored or deleted below a link. A directory that is replaced by a link after that check is not noticed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::{Answer, Body, Cond, Deadline, Listed, Op, Store, StoreTime, Ticket, Version, is_key, odd};
 use crate::error::StoreError;
@@ -26,6 +29,9 @@ use crate::host::Host;
 const LOCK_TRIES: Duration = Duration::from_millis(2);
 /// How deep folders of keys are followed.
 const DEPTH_MAX: usize = 16;
+
+/// Opens no link, and does not wait for the other end of a pipe.
+const PLAIN: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits() as i32;
 
 /// A store in a directory.
 pub struct FileStore {
@@ -46,7 +52,7 @@ impl FileStore {
     fn carry_out(&self, op: Op, deadline: Deadline) -> Result<Answer, StoreError> {
         match op {
             Op::Get { key, range: Some(range), len_max, .. } => {
-                let file = File::open(self.path(&key)?).map_err(absent)?;
+                let file = open_object(&self.path(&key)?).map_err(absent)?;
                 let len = range.end.saturating_sub(range.start);
                 if len > len_max || range.end > file.metadata().map_err(away)?.len() {
                     return Err(odd("beyond the end, or too long"));
@@ -57,7 +63,7 @@ impl FileStore {
             }
             Op::Get { key, range: None, len_max, if_changed } => {
                 let mut body = Vec::new();
-                let file = File::open(self.path(&key)?).map_err(absent)?;
+                let file = open_object(&self.path(&key)?).map_err(absent)?;
                 file.take(len_max.saturating_add(1)).read_to_end(&mut body).map_err(away)?;
                 if body.len() as u64 > len_max {
                     return Err(odd("too long"));
@@ -71,7 +77,8 @@ impl FileStore {
             Op::Put { key, body, cond } => self.put(&self.path(&key)?, &body, &cond, deadline),
             Op::Delete { key } => {
                 let path = self.path(&key)?;
-                match fs::remove_file(&path) {
+                let unlinked = path.parent().map_or(Ok(()), |dir| self.check_links(dir));
+                match unlinked.and_then(|()| fs::remove_file(&path)) {
                     Ok(()) => flush_dir(&path).map_err(unknown)?,
                     Err(e) if is_absent(&e) => {}
                     Err(e) => return Err(unknown(e)),
@@ -88,7 +95,7 @@ impl FileStore {
 
     fn put(&self, path: &Path, body: &Body, cond: &Cond, deadline: Deadline) -> Result<Answer, StoreError> {
         let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Err(odd("no key")) };
-        make_dir(dir).map_err(away)?;
+        self.check_links(dir).and_then(|()| self.make_dir(dir)).map_err(away)?;
         let mark: String = self.host.random().iter().map(|b| format!("{b:02x}")).collect();
         let beside = dir.join(format!(".{}.{mark}", name.to_string_lossy()));
         let written = write_new(&beside, body).map_err(away);
@@ -98,6 +105,38 @@ impl FileStore {
             let _gone = fs::remove_file(&beside);
         }
         Ok(Answer::Stored(stored?))
+    }
+
+    /// Makes a directory and those above it, so that a crash does not lose them. That of the store is its owner's alone: the
+    /// objects in it hold files of any mode.
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        if dir.is_dir() {
+            return Ok(());
+        }
+        if let Some(above) = dir.parent() {
+            self.make_dir(above)?;
+        }
+        let mode = if dir == self.root { 0o700 } else { 0o777 };
+        match fs::DirBuilder::new().mode(mode).create(dir) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(e) => Err(e),
+            Ok(()) => flush_dir(dir),
+        }
+    }
+
+    /// Refuses links among the directories from the root of the store down to `dir`: the owner of the store would decide where
+    /// an object is stored or deleted.
+    fn check_links(&self, dir: &Path) -> io::Result<()> {
+        for dir in dir.ancestors().take_while(|above| *above != self.root) {
+            match fs::symlink_metadata(dir) {
+                Ok(meta) if meta.is_symlink() => {
+                    return Err(io::Error::other(format!("{} is a symbolic link", dir.display())));
+                }
+                Err(e) if !is_absent(&e) => return Err(e),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     fn rename(&self, from: &Path, to: &Path, cond: &Cond, deadline: Deadline) -> Result<(), StoreError> {
@@ -120,7 +159,7 @@ impl FileStore {
     /// Takes the lock of all conditions of the store, which is free again when the file is dropped.
     fn lock(&self, deadline: Deadline) -> Result<File, StoreError> {
         let path = self.root.join(".lock");
-        let file = File::options().create(true).append(true).open(path).map_err(away)?;
+        let file = File::options().create(true).append(true).custom_flags(PLAIN).open(path).map_err(away)?;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
@@ -143,18 +182,12 @@ fn write_new(path: &Path, body: &Body) -> io::Result<Version> {
     Ok(version(sum.get(), body.len()))
 }
 
-/// Makes a directory and those above it, so that a crash does not lose them.
-fn make_dir(dir: &Path) -> io::Result<()> {
-    if dir.is_dir() {
-        return Ok(());
-    }
-    if let Some(above) = dir.parent() {
-        make_dir(above)?;
-    }
-    match fs::create_dir(dir) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(e) => Err(e),
-        Ok(()) => flush_dir(dir),
+/// Opens an object for reading, which is a plain file.
+fn open_object(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(PLAIN).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other(format!("{} is not a plain file", path.display()))),
     }
 }
 
@@ -207,7 +240,7 @@ fn list(
 }
 
 fn version_of(path: &Path) -> io::Result<Option<Version>> {
-    let mut file = match File::open(path) {
+    let mut file = match open_object(path) {
         Err(e) if is_absent(&e) => return Ok(None),
         file => file?,
     };

@@ -218,3 +218,31 @@ fn repeated() {
     assert!(matches!(get(&store, "a", 1, SOON), Err(StoreError::Denied(_))));
     assert_eq!(inner.asked.load(Ordering::Relaxed), 1);
 }
+
+/// Goal: the directory of a store is its maker's alone, and nothing is read, stored or deleted through links. Method: the mode of
+/// the directory; a directory of keys, an object and the lock that are links, and an object that is a pipe.
+#[test]
+fn a_directory_of_another_user() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let dir = tempfile::tempdir().expect("a directory");
+    let root = dir.path().join("volume");
+    let store = FileStore::new(&root, Arc::new(SystemHost::new()));
+    put_text(&store, "seg/a", "text", Cond::None).expect("put");
+    assert_eq!(root.metadata().expect("made").permissions().mode() & 0o777, 0o700);
+    let elsewhere = dir.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).expect("a directory");
+    std::fs::write(elsewhere.join("a"), "text").expect("a file");
+    symlink(&elsewhere, root.join("map")).expect("a link");
+    symlink(elsewhere.join("a"), root.join("seg/b")).expect("a link");
+    rustix::fs::mknodat(rustix::fs::CWD, root.join("seg/c"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .expect("a pipe");
+    for key in ["map/b", "map/0a/b"] {
+        put_text(&store, key, "text", Cond::None).expect_err("through a link");
+    }
+    store.submit(Op::Delete { key: "map/a".into() }, SOON).wait().expect_err("through a link");
+    get(&store, "seg/b", 9, SOON).expect_err("through a link");
+    get(&store, "seg/c", 9, SOON).expect_err("of a pipe");
+    symlink(elsewhere.join("lock"), root.join(".lock")).expect("a link");
+    put_text(&store, "head", "text", Cond::Absent).expect_err("through a link");
+    assert_eq!(std::fs::read_dir(&elsewhere).expect("a list").count(), 1);
+}
