@@ -64,7 +64,7 @@ pub fn branch(
     let epoch = unused_epoch(&*child, deadline)?;
     let uuid = host.random();
     let source = parent.pin.map(|pin| find_pin(&*store, pin, deadline)).transpose()?;
-    let name = format!("branch-{}", hex(&uuid[..6]));
+    let name = entry_name(uuid);
     let (entry, head) = make(&store, &name, by, PinKind::Branch, source.as_ref(), options)?;
     let keyed = match head.key {
         Some(_) => copy_key(&*store, head.uuid, &*child, uuid, deadline),
@@ -89,6 +89,11 @@ pub fn branch(
         return Err(e);
     }
     Ok(entry)
+}
+
+/// The name of a child's entry in its parent's list of pins.
+fn entry_name(child: [u8; 16]) -> String {
+    format!("branch-{}", hex(&child[..6]))
 }
 
 /// What the child's first head follows: its parent's, as the child sees it.
@@ -191,10 +196,13 @@ impl RemoteDevice {
             return Err(e);
         }
         let Some(store) = core.origins.iter().find(|origin| origin.uuid == parent.uuid) else { return Ok(()) };
-        match find_pin(&*store.store, &parent.pin, deadline) {
-            Ok(entry) => withdraw(&*store.store, &entry, &core.options, deadline),
-            Err(RemoteError::NoPin { .. }) => Ok(()),
-            Err(e) => Err(e),
+        // Anyone may have written the head of a volume that is not sealed: it must not end the pin of another volume.
+        let own = entry_name(core.uuid);
+        let Some((pins, _)) = list(&*store.store, deadline)? else { return Ok(()) };
+        let entry = pins.pins.iter().find(|pin| pin.name == own && pin.kind == PinKind::Branch);
+        match entry.filter(|_| parent.pin == own && pins.uuid == hex(&parent.uuid)) {
+            Some(entry) => withdraw(&*store.store, entry, &core.options, deadline),
+            None => Ok(()),
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use oleo_device::Device;
-use oleo_remote::format::head::Head;
+use oleo_remote::format::head::{Head, Origin};
 use oleo_remote::format::pins::PinKind;
-use oleo_remote::store::{Answer, Deadline, MemoryStore, Op, Store, StoreTime, Ticket};
+use oleo_remote::store::{Answer, Body, Cond, Deadline, MemoryStore, Op, Store, StoreTime, Ticket};
 use oleo_remote::{
     GcOptions, Host, Parent, RemoteDevice, RemoteError, StoreError, StoreOptions, SystemHost, branch, create, gc, pin,
     pins, unpin,
@@ -453,6 +453,33 @@ fn branches() {
     fill(&child, &mut rng, &mut want);
     collect(&child);
     assert!(read_all(&child) == want);
+}
+
+/// Goal: detaching a volume ends no pin and no branch of a volume that it was not made of. Method: heads of a branch that name
+/// entries of another volume as their origin: a pin, a branch, and one with the name that the entry of the branch has.
+#[test]
+fn detached_of_another_volume() {
+    let named = |prefix: &str| MemoryStore::open("foreign", prefix);
+    let (of, of_child, of_victim) = (named("parent"), named("child"), named("victim"));
+    create(store(&of), LEN as u64, false, &small()).expect("create");
+    create(store(&of_victim), LEN as u64, false, &small()).expect("create");
+    let parent = Parent { store: store(&of), url: "memory://foreign/parent", pin: None };
+    let entry = branch(&parent, store(&of_child), "child", &small()).expect("a branch");
+    let parent = Parent { store: store(&of_victim), url: "memory://foreign/victim", pin: None };
+    let other = branch(&parent, store(&named("other")), "other", &small()).expect("a branch");
+    for name in ["keep", &entry.name] {
+        pin(store(&of_victim), name, "a test", &small()).expect("pinned");
+    }
+    let kept = pins(store(&of_victim), &small()).expect("a list");
+    let victim = head(&of_victim).uuid;
+    for (uuid, pin) in [([7; 16], "keep"), (victim, "keep"), (victim, &other.name), (victim, &entry.name)] {
+        let mut foreign = head(&of_child);
+        foreign.origins = vec![Origin { uuid, pin: pin.into(), prefix: "memory://foreign/victim".into() }];
+        let op = Op::Put { key: "head".into(), body: Body::from(foreign.encode()), cond: Cond::None };
+        of_child.submit(op, Deadline::MAX).wait().expect("put");
+        writable(&of_child).detach().expect("detached");
+        assert_eq!(pins(store(&of_victim), &small()).expect("a list"), kept, "{pin}");
+    }
 }
 
 /// Goal: a volume that is made where another was deletes nothing that pins of that one need.
