@@ -23,7 +23,7 @@ use crate::format::head::{Head, ORIGIN_COUNT_MAX, Origin};
 use crate::format::pins::{Pin, PinKind};
 use crate::keys::copy as copy_key;
 use crate::options::StoreOptions;
-use crate::origins::{Source, shifted, shifted_ref};
+use crate::origins::{Source, check_origins, shifted, shifted_ref};
 use crate::pin::{find_pin, hex, holds, list, make, withdraw};
 use crate::replay::{replay, take_tail};
 use crate::shared::Core;
@@ -73,6 +73,7 @@ pub fn branch(
     let mut sent = false;
     let made = keyed
         .and_then(|()| begin_child(&head, &entry, parent.url, uuid, epoch))
+        .and_then(|first| check_origins(&store.describe(), &head, options).map(|()| first))
         .and_then(|first| fill(&child, first, &head, options, &mut sent));
     if let Err(e) = made {
         // Only if there is certainly no child and never will be: a head that was sent may come to be there later, where no other
@@ -133,6 +134,8 @@ fn fill(
 ) -> Result<(), RemoteError> {
     let deadline = options.host.now() + options.bounds.attach_max;
     let shift = first.origins.len() as u16;
+    // The caller has named the parent, and what that one names was checked.
+    let options = &StoreOptions { trust_origins: true, ..options.clone() };
     let mut core = Core::new(child.clone(), first, None, options, true)?;
     core.source = Source { uuid: parent.uuid, shift };
     replay(&core, deadline)?;

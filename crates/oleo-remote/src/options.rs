@@ -70,6 +70,8 @@ pub struct StoreOptions {
     pub log_bytes_max: u64,
     /// Open a volume although it is older than it was when it was last seen; see [`RemoteError::Older`](crate::RemoteError).
     pub accept_older: bool,
+    /// Open the parent of a branch that is not sealed in another bucket or directory.
+    pub trust_origins: bool,
     /// Sizes and times.
     pub bounds: Bounds,
 }
@@ -133,6 +135,7 @@ impl Default for StoreOptions {
             durable: Durable::Remote,
             log_bytes_max: LOG_BYTES,
             accept_older: false,
+            trust_origins: false,
             bounds: Bounds::default(),
         }
     }
@@ -194,6 +197,7 @@ impl StoreOptions {
             "durable" => self.durable = given.durable()?,
             "log-bytes" => self.log_bytes_max = given.bytes()?,
             "accept-older" => self.accept_older = given.flag()?,
+            "trust-origins" => self.trust_origins = given.flag()?,
             "region" => self.region = Some(given.text("a name")?),
             "profile" => self.profile = Some(given.text("a name")?),
             "proxy" => self.proxy = Some(given.text("a URL")?),

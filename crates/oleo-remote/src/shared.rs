@@ -117,13 +117,13 @@ impl Core {
         let cache = Arc::new(Cache::new(options.bounds.cache_bytes_max));
         Ok(Core {
             name: store.describe().into(),
-            store,
             uuid: head.uuid,
             epoch: head.epoch,
             write,
             coder: Coder::of(&head),
             state: Mutex::new(State::new(&head, head.epoch)),
-            origins: Arc::new(open_origins(&head.origins, options)?),
+            origins: Arc::new(open_origins(&store.describe(), &head, options)?),
+            store,
             source: Source { uuid: head.uuid, shift: 0 },
             edges: Mutex::new(()),
             lease: OnceLock::new(),

@@ -56,6 +56,7 @@ use crate::out::Out;
     log-bytes=BYTES    how long that log may be\n  \
     probe=no           make a volume without finding out whether the store keeps conditions\n  \
     accept-older       open a volume although it is older than it was when it was last seen\n  \
+    trust-origins      open the parent of an unencrypted branch in another bucket or directory\n  \
     AWS_…=VALUE        as the variable of that name; also GOOGLE_… and AZURE_…\n\n\
     The variable OLEO_REMOTE has such options for all commands.")]
 pub(crate) enum Command {
