@@ -313,6 +313,11 @@ impl Streams {
         self.store.describe()
     }
 
+    /// How long the indexes may be that are read for one snapshot, bytes.
+    pub fn index_bytes_max(&self) -> u64 {
+        self.options.bounds.map_bytes_max
+    }
+
     /// Whether they are encrypted.
     pub fn is_sealed(&self) -> bool {
         self.key.is_some()

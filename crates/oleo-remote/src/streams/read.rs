@@ -11,7 +11,7 @@ use oleo_format::Corruption;
 use uuid::Uuid;
 
 use super::list::StreamEntry;
-use super::manifest::{MANIFEST_LEN_MAX, Manifest};
+use super::manifest::{MANIFEST_LEN_MAX, Manifest, plain_len};
 use super::open::Streams;
 use super::pieces::{Kind, PieceId, manifest_key};
 use crate::error::{RemoteError, StoreError};
@@ -99,13 +99,21 @@ impl Streams {
     /// The index of a stream; none if it has none.
     ///
     /// # Errors
-    /// A part of it is missing or damaged, or the store fails.
-    pub fn index(&self, stream: &StreamEntry) -> Result<Option<Vec<u8>>, RemoteError> {
+    /// It has more than `bytes_max` bytes, a part of it is missing or damaged, or the store fails.
+    pub fn index(&self, stream: &StreamEntry, bytes_max: u64) -> Result<Option<Vec<u8>>, RemoteError> {
         let manifest = self.manifest(stream)?;
         if manifest.index.is_empty() {
             return Ok(None);
         }
-        let mut out = Vec::new();
+        let len = plain_len(&manifest.index);
+        if len > bytes_max {
+            let what = format!(
+                "the index of {} has {len} bytes, and {bytes_max} are left for it: receive the snapshot instead, or allow more by map-memory",
+                stream.name.escape_debug()
+            );
+            return Err(RemoteError::Limit { what });
+        }
+        let mut out = Vec::with_capacity(len as usize);
         for n in 0..manifest.index.len() {
             out.extend(self.piece(&manifest, PieceId { stream: stream.id, kind: Kind::Index, n: n as u32 }, None)?);
         }

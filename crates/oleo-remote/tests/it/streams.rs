@@ -115,7 +115,8 @@ fn written_and_read() {
             assert_eq!(read(&streams, &both).expect("read"), [contents(1), contents(2)].concat());
             let one = chain(&list, &second, |stream| stream.id == first.id).expect("chain");
             assert_eq!(read(&streams, &one).expect("read"), contents(2));
-            assert_eq!(streams.index(&first).expect("index").as_deref(), Some(&contents(1)[..100_000]));
+            assert_eq!(streams.index(&first, 100_000).expect("index").as_deref(), Some(&contents(1)[..100_000]));
+            assert!(matches!(streams.index(&first, 99_999), Err(RemoteError::Limit { .. })));
             let mut pieces = StreamPieces::open(&streams, &second).expect("pieces");
             for (at, len) in [(0, 10), (PART_LEN - 5, 10), (5, 3 * PART_LEN), (contents(2).len() - 1, 1)] {
                 assert_eq!(pieces.get(at as u64, len as u32).expect("get"), &contents(2)[at..at + len]);

@@ -15,8 +15,10 @@ use oleo_format::Corruption;
 use oleo_format::stream::VERSION_MAX;
 use uuid::Uuid;
 
-use super::model::{Change, Entry, FileType, Model, Node, OP_LEN_MAX, Op, Origin, Source};
-use super::wrong;
+use super::model::{
+    Change, ENTRY_BYTES, Entry, FileType, Model, NODE_BYTES, Node, OP_BYTES, OP_LEN_MAX, Op, Origin, Source,
+};
+use super::{LookupError, wrong};
 
 const MAGIC: [u8; 8] = *b"OLEOSTRX";
 const VERSION: u32 = 1;
@@ -51,9 +53,22 @@ impl Model {
         out
     }
 
-    /// Reads it. It may be anything.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Model, Corruption> {
-        let mut from = Reader(bytes);
+    /// Reads it. It may be anything. The memory that it takes, about, is subtracted from `bytes_max`; more is refused.
+    pub(super) fn decode(bytes: &[u8], bytes_max: &mut usize) -> Result<Model, LookupError> {
+        let mut from = Reader { rest: bytes, memory: *bytes_max, is_too_much: false };
+        match Model::read(&mut from) {
+            Ok(model) => {
+                *bytes_max = from.memory;
+                Ok(model)
+            }
+            Err(_) if from.is_too_much => {
+                Err(LookupError::Unsupported("the index is about more files than there is memory for".into()))
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Model, Corruption> {
         let magic = from.take(8)?;
         if magic != MAGIC {
             return Err(wrong("magic", format!("{magic:02x?}"), "OLEOSTRX"));
@@ -69,14 +84,16 @@ impl Model {
             _ => Some(from.uuid()?),
         };
         let count = from.count(16)?;
+        from.spend(count, 16)?;
         let uuids = (0..count).map(|_| from.uuid()).collect::<Result<Vec<_>, _>>()?;
         let count = from.count(4)?;
+        from.spend(count, NODE_BYTES)?;
         let mut nodes = Vec::with_capacity(count);
         for _ in 0..count {
-            nodes.push(decode_node(&mut from, count as u64, uuids.len() as u64)?);
+            nodes.push(decode_node(from, count as u64, uuids.len() as u64)?);
         }
-        if !from.0.is_empty() {
-            return Err(wrong("bytes behind its nodes", from.0.len(), 0));
+        if !from.rest.is_empty() {
+            return Err(wrong("bytes behind its nodes", from.rest.len(), 0));
         }
         let model = Model { version, uuid, parent, uuids, nodes };
         model.check()?;
@@ -168,6 +185,7 @@ fn decode_node(from: &mut Reader<'_>, nodes: u64, uuids: u64) -> Result<Node, Co
         _ => Origin::Parent(from.path()?),
     };
     let count = from.count(3)?;
+    from.spend(count, OP_BYTES)?;
     let mut ops = Vec::with_capacity(count);
     let mut last = 0;
     for _ in 0..count {
@@ -179,6 +197,7 @@ fn decode_node(from: &mut Reader<'_>, nodes: u64, uuids: u64) -> Result<Node, Co
         ops.push(op);
     }
     let count = from.count(2)?;
+    from.spend(count, ENTRY_BYTES)?;
     let mut entries = BTreeMap::new();
     let mut before: Option<&[u8]> = None;
     for _ in 0..count {
@@ -190,6 +209,7 @@ fn decode_node(from: &mut Reader<'_>, nodes: u64, uuids: u64) -> Result<Node, Co
             return Err(wrong("name", name.escape_ascii(), "behind the one before"));
         }
         before = Some(name);
+        from.spend(1, name.len())?;
         let entry = match from.number_below(nodes + 1, "node of an entry")? {
             0 => Entry::Gone,
             id => Entry::Node((id - 1) as u32),
@@ -251,13 +271,26 @@ fn decode_op(from: &mut Reader<'_>, nodes: u64, uuids: u64) -> Result<Op, Corrup
     Ok(Op { pos, len, change })
 }
 
-struct Reader<'b>(&'b [u8]);
+struct Reader<'b> {
+    rest: &'b [u8],
+    /// Bytes of memory that are left.
+    memory: usize,
+    is_too_much: bool,
+}
 
 impl<'b> Reader<'b> {
     fn take(&mut self, len: usize) -> Result<&'b [u8], Corruption> {
-        let (head, rest) = self.0.split_at_checked(len).ok_or_else(|| wrong("length", self.0.len(), len))?;
-        self.0 = rest;
+        let (head, rest) = self.rest.split_at_checked(len).ok_or_else(|| wrong("length", self.rest.len(), len))?;
+        self.rest = rest;
         Ok(head)
+    }
+
+    /// Takes memory for `count` of `each` bytes.
+    fn spend(&mut self, count: usize, each: usize) -> Result<(), Corruption> {
+        let rest = count.checked_mul(each).and_then(|bytes| self.memory.checked_sub(bytes));
+        self.is_too_much |= rest.is_none();
+        self.memory = rest.ok_or_else(|| wrong("memory", count, self.memory))?;
+        Ok(())
     }
 
     fn number(&mut self) -> Result<u64, Corruption> {
@@ -302,7 +335,7 @@ impl<'b> Reader<'b> {
 
     /// How many there are of what takes at least `least` bytes each.
     fn count(&mut self, least: u64) -> Result<usize, Corruption> {
-        let most = self.0.len() as u64 / least;
+        let most = self.rest.len() as u64 / least;
         Ok(self.number_below(most + 1, "count")? as usize)
     }
 
@@ -314,6 +347,7 @@ impl<'b> Reader<'b> {
     /// A path, whose names can be.
     fn path(&mut self) -> Result<Box<[u8]>, Corruption> {
         let path = self.string()?;
+        self.spend(1, path.len())?;
         let odd = |name: &[u8]| name.is_empty() || name == b"." || name == b".." || name.contains(&0);
         if !path.is_empty() && path.split(|b| *b == b'/').any(odd) {
             return Err(wrong("path", path.escape_ascii(), "one that can be"));

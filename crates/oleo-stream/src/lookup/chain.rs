@@ -77,14 +77,18 @@ pub struct Found {
 }
 
 impl Chain {
-    /// Of these streams, each behind what it is built on. The last one is the snapshot that is looked at.
+    /// Of these streams, each behind what it is built on. The last one is the snapshot that is looked at. All together take
+    /// `bytes_max` of memory at most, about.
     ///
     /// # Errors
-    /// An index is damaged, or is that of another stream.
-    pub fn new(links: &[Link<'_>]) -> Result<Chain, LookupError> {
+    /// An index is damaged, or is that of another stream, or they take more memory.
+    pub fn new(links: &[Link<'_>], mut bytes_max: usize) -> Result<Chain, LookupError> {
         let mut parts = Vec::with_capacity(links.len());
         for (number, link) in links.iter().enumerate() {
-            let model = Model::decode(link.index).map_err(|e| e.within(link.uuid))?;
+            let model = Model::decode(link.index, &mut bytes_max).map_err(|e| match e {
+                LookupError::Corrupt(e) => e.within(link.uuid).into(),
+                other => other,
+            })?;
             if model.uuid != link.uuid {
                 return Err(wrong("uuid", model.uuid, link.uuid).into());
             }

@@ -13,9 +13,9 @@ use uuid::Uuid;
 use crate::Limits;
 
 /// What an index takes in memory for a node, and for each of its operations and entries, about, in bytes.
-const NODE_BYTES: usize = 160;
-const OP_BYTES: usize = 48;
-const ENTRY_BYTES: usize = 64;
+pub(super) const NODE_BYTES: usize = 160;
+pub(super) const OP_BYTES: usize = 48;
+pub(super) const ENTRY_BYTES: usize = 64;
 
 /// Commands that set attributes are taken together up to so many bytes.
 const ATTRS_LEN_MAX: u32 = 1 << 20;

@@ -67,8 +67,11 @@ pub fn scan(input: impl Read, bytes_max: &mut usize) -> Result<Vec<Scanned>, Loo
             LookupError::Unsupported(text)
         })?;
     }
-    // What is read again is checked as what comes from elsewhere.
-    let checked = |Growing { model, .. }| Ok(Scanned { model: Model::decode(&model.encode())? });
+    // The model is checked as one that is read from a store; its memory was counted above.
+    let checked = |Growing { model, .. }| {
+        let model = Model::decode(&model.encode(), &mut { usize::MAX })?;
+        Ok(Scanned { model })
+    };
     found.into_iter().map(checked).collect()
 }
 

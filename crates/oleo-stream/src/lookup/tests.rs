@@ -17,6 +17,8 @@ impl Places for Memory {
 
 const A: Uuid = Uuid::from_u128(1);
 const B: Uuid = Uuid::from_u128(2);
+/// What indexes may take in memory.
+const MEMORY: usize = 1 << 20;
 
 fn stream_of(uuid: Uuid, parent: Option<Uuid>, commands: &[Command<'_>]) -> Vec<u8> {
     let mut out = stream::header(2).to_vec();
@@ -32,7 +34,7 @@ fn stream_of(uuid: Uuid, parent: Option<Uuid>, commands: &[Command<'_>]) -> Vec<
 
 /// The index, made of pieces of all lengths.
 fn index_of(bytes: &[u8], piece: usize) -> Indexed {
-    let mut indexer = Indexer::new(1 << 20);
+    let mut indexer = Indexer::new(MEMORY);
     bytes.chunks(piece).for_each(|some| indexer.add(some));
     indexer.finish()
 }
@@ -85,7 +87,7 @@ fn two() -> (Vec<u8>, Vec<u8>) {
 
 fn chain_of(first: &[u8], second: &[u8]) -> Result<Chain, LookupError> {
     let link = |uuid, parent, index| Link { uuid, parent, index };
-    Chain::new(&[link(A, None, first), link(B, Some(0), second)])
+    Chain::new(&[link(A, None, first), link(B, Some(0), second)], MEMORY)
 }
 
 /// Goal: a file is found by all its names, with what was written by each, through a rename of its directory; clones are of their moment. Method: by hand,
@@ -180,6 +182,24 @@ impl std::io::Write for Limited {
     }
 }
 
+/// Goal: indexes take no more memory than they may, whatever their counts say. Method: two with a bound; one of a million nodes of
+/// four bytes.
+#[test]
+fn memory_is_bounded() {
+    let (first, second) = two();
+    let whole = [index_of(&first, 99), index_of(&second, 99)].map(|indexed| indexed.index.unwrap());
+    let link = |uuid, parent, index| Link { uuid, parent, index };
+    let links = [link(A, None, &whole[0]), link(B, Some(0), &whole[1])];
+    let least = (0..MEMORY).step_by(100).find(|bytes_max| Chain::new(&links, *bytes_max).is_ok()).unwrap();
+    assert!((1000..10_000).contains(&least), "{least}");
+    assert!(matches!(Chain::new(&links, 500), Err(LookupError::Unsupported(_))));
+    let mut many = super::model::Model::decode(&whole[0], &mut { MEMORY }).unwrap();
+    let node = many.nodes.last().unwrap().clone();
+    many.nodes.resize(1 << 20, node);
+    let many = many.encode();
+    assert!(matches!(Chain::new(&[link(A, None, &many)], 64 << 20), Err(LookupError::Unsupported(_))));
+}
+
 /// Goal: circles of links and directories are refused.
 #[test]
 fn circles() {
@@ -187,13 +207,13 @@ fn circles() {
     let index = |bytes: &[u8]| index_of(bytes, 99).index.unwrap();
     let (first, second) = (index(&first), index(&second));
     let link = |uuid, parent, index| Link { uuid, parent, index };
-    assert!(Chain::new(&[link(A, None, &first), link(B, Some(1), &second)]).is_err());
-    assert!(Chain::new(&[link(B, Some(1), &second), link(A, None, &first)]).is_err());
-    assert!(Chain::new(&[link(B, None, &second)]).is_err());
-    assert!(Chain::new(&[]).is_err());
-    let mut model = super::model::Model::decode(&first).unwrap();
+    assert!(Chain::new(&[link(A, None, &first), link(B, Some(1), &second)], MEMORY).is_err());
+    assert!(Chain::new(&[link(B, Some(1), &second), link(A, None, &first)], MEMORY).is_err());
+    assert!(Chain::new(&[link(B, None, &second)], MEMORY).is_err());
+    assert!(Chain::new(&[], MEMORY).is_err());
+    let mut model = super::model::Model::decode(&first, &mut { MEMORY }).unwrap();
     let dir = model.nodes[0].entries[&b"d"[..]];
     let super::model::Entry::Node(id) = dir else { panic!("a directory") };
     model.nodes[id as usize].entries.insert(b"x"[..].into(), dir);
-    assert!(super::model::Model::decode(&model.encode()).is_err());
+    assert!(super::model::Model::decode(&model.encode(), &mut { MEMORY }).is_err());
 }

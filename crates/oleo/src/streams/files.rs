@@ -57,19 +57,24 @@ fn path_of(path: &[u8]) -> Result<Vec<u8>> {
 }
 
 impl StoredFiles {
-    /// Those of a snapshot. The indexes of its stream and of all that it is built on are read.
+    /// Those of a snapshot. The indexes of its stream and of all that it is built on are read: together no more bytes than the
+    /// store's `map_bytes_max`, and twice as much memory while they are looked at.
     ///
     /// # Errors
-    /// One of them is missing or damaged, something that it is built on is not there, or the store fails.
+    /// One of them is missing or damaged, they take more, something that it is built on is not there, or the store fails.
     pub fn open(streams: &Streams, list: &StreamList, stream: &StreamEntry) -> Result<StoredFiles> {
         let entries = chain(list, stream, |_| false)?;
         let mut indexes = Vec::with_capacity(entries.len());
+        let bytes_max = streams.index_bytes_max();
+        let mut left = bytes_max;
         for entry in &entries {
             let without = || {
                 let text = format!("the stream of {} has no index: receive the snapshot instead", entry.name);
                 Error::refused(oleo_fs::errno::EOPNOTSUPP, text)
             };
-            indexes.push(streams.index(entry)?.ok_or_else(without)?);
+            let index = streams.index(entry, left)?.ok_or_else(without)?;
+            left -= index.len() as u64;
+            indexes.push(index);
         }
         let place = |id| entries.iter().position(|entry| entry.id == id);
         let links: Vec<Link<'_>> = entries
@@ -80,7 +85,7 @@ impl StoredFiles {
                 Link { uuid: entry.uuid, parent, index }
             })
             .collect();
-        let chain = Chain::new(&links)?;
+        let chain = Chain::new(&links, usize::try_from(bytes_max.saturating_mul(2)).unwrap_or(usize::MAX))?;
         let open = entries.iter().map(|_| None).collect();
         let entries = entries.into_iter().cloned().collect();
         Ok(StoredFiles { chain, places: StreamPlaces { streams: streams.clone(), entries, open } })
