@@ -79,6 +79,8 @@ pub struct ServeOptions {
     pub shared_writers: bool,
     /// Other machines may connect without TLS.
     pub plain: bool,
+    /// Other machines may write through TLS without a certificate.
+    pub anonymous: bool,
     /// Everything goes through TLS, and nothing without it.
     #[cfg(feature = "tls")]
     pub tls: Option<ServerTls>,
@@ -96,6 +98,7 @@ impl Default for ServeOptions {
             idle_max: None,
             shared_writers: false,
             plain: false,
+            anonymous: false,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -112,6 +115,7 @@ oleo_format::setters!(ServeOptions {
     idle_max: Option<Duration>,
     shared_writers: bool,
     plain: bool,
+    anonymous: bool,
 });
 
 impl ServeOptions {
@@ -121,6 +125,14 @@ impl ServeOptions {
     pub fn tls(mut self, tls: ServerTls) -> ServeOptions {
         self.tls = Some(tls);
         self
+    }
+
+    /// Whether clients are known by their certificates.
+    fn demands_certificates(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.as_ref().is_some_and(ServerTls::verifies_peers);
+        #[cfg(not(feature = "tls"))]
+        false
     }
 
     fn demands_tls(&self) -> bool {
@@ -174,7 +186,8 @@ impl Server {
         {
             return usage(format!("a server needs a connection, a thread, and {MEMORY_MIN} bytes of memory"));
         }
-        if let Some(open) = listeners.iter().find(|l| l.is_beyond_this_machine())
+        let open = listeners.iter().find(|l| l.is_beyond_this_machine());
+        if let Some(open) = open
             && !options.plain
             && !options.demands_tls()
         {
@@ -188,6 +201,17 @@ impl Server {
                 return usage(format!("two exports have the name {:?}", export.name));
             }
             served.push(ServedExport::new(export, payload_max)?);
+        }
+        if let Some(open) = open
+            && options.demands_tls()
+            && !options.demands_certificates()
+            && !options.anonymous
+            && served.iter().any(|e| !e.read_only)
+        {
+            return usage(format!(
+                "{}: other machines could write without a certificate: demand one, serve read-only, or allow it",
+                open.at()
+            ));
         }
         let stop = Stopper::new().map_err(NbdError::broken)?;
         let shared = Shared {

@@ -65,6 +65,7 @@ fn authorities(path: &Path) -> Result<Arc<RootCertStore>, NbdError> {
 #[derive(Clone, Debug)]
 pub struct ServerTls {
     config: Arc<ServerConfig>,
+    verifies_peers: bool,
 }
 
 impl ServerTls {
@@ -83,7 +84,13 @@ impl ServerTls {
             false => builder.with_no_client_auth(),
         };
         let (chain, key) = (certificates(&dir.join("server-cert.pem"))?, key(&dir.join("server-key.pem"))?);
-        Ok(ServerTls { config: Arc::new(builder.with_single_cert(chain, key).map_err(failed)?) })
+        let config = Arc::new(builder.with_single_cert(chain, key).map_err(failed)?);
+        Ok(ServerTls { config, verifies_peers: verify_peer })
+    }
+
+    /// Whether clients have to have a certificate.
+    pub(crate) fn verifies_peers(&self) -> bool {
+        self.verifies_peers
     }
 }
 

@@ -33,8 +33,8 @@ pub(crate) struct Args {
     /// Images to serve: files, block devices, volumes on object stores, or exports of other servers.
     #[arg(value_name = "IMG", required = true)]
     images: Vec<PathBuf>,
-    /// Listen here: unix:PATH (for the owner only) or tcp:HOST[:PORT] (tcp::PORT: on all addresses); repeat it for each. Needed
-    /// unless sockets are handed over, as systemd does.
+    /// Listen here: unix:PATH (for the owner only) or tcp:HOST[:PORT] (tcp::PORT: on all addresses); repeat it for each. Every user of
+    /// this machine can connect to tcp:127.0.0.1, even if the image belongs to one of them. Needed unless sockets are handed over, as systemd does.
     #[arg(long, short, value_name = "WHERE")]
     listen: Vec<String>,
     /// Let clients only read.
@@ -55,6 +55,10 @@ pub(crate) struct Args {
     #[cfg(feature = "tls")]
     #[arg(long, requires = "tls_certificates")]
     tls_verify_peer: bool,
+    /// Allow other machines to write through TLS without a certificate: every client that reaches the port can.
+    #[cfg(feature = "tls")]
+    #[arg(long, requires = "tls_certificates", conflicts_with = "tls_verify_peer")]
+    anonymous: bool,
     /// Allow other machines to connect without TLS: whoever reaches the port can read, and write.
     #[arg(long)]
     plain: bool,
@@ -132,7 +136,7 @@ impl Args {
         #[cfg(feature = "tls")]
         if let Some(dir) = &self.tls_certificates {
             let tls = serve::ServerTls::load(dir, self.tls_verify_peer).map_err(said)?;
-            return Ok(options.tls(tls));
+            return Ok(options.anonymous(self.anonymous).tls(tls));
         }
         Ok(options)
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use oleo_device::{Device, MemDevice};
 use oleo_nbd::channel::{Channel, Interest, Pace};
-use oleo_nbd::{At, ClientTls, NbdError, ServeOptions, ServerTls};
+use oleo_nbd::{At, ClientTls, Export, Listener, NbdError, ServeOptions, Server, ServerTls};
 
 use crate::server::commands::model;
 use crate::server::raw::*;
@@ -124,6 +124,24 @@ fn is_as_a_vector() {
         model(&mut raw, false, true, 11);
         drop(raw);
     }
+}
+
+/// Goal: other machines write without a certificate only if that is said. Method: starts with and without.
+#[test]
+fn anonymous_writers() {
+    let Some(dir) = certificates() else { return };
+    let start = |host: &str, verify_peer, read_only, anonymous| {
+        let tls = ServerTls::load(&dir.join("ours"), verify_peer).expect("certificates");
+        let listener = Listener::bind(&At::Tcp { host: host.into(), port: 0 }).expect("listen");
+        let export = Export { name: "a".into(), description: String::new(), device: device(), read_only };
+        let options = ServeOptions::default().tls(tls).anonymous(anonymous);
+        Server::start(vec![export], vec![listener], options, Box::new(|_| {})).map(drop)
+    };
+    start("", false, false, false).expect_err("anyone could write");
+    start("", false, false, true).expect("as told");
+    start("", false, true, false).expect("read only");
+    start("", true, false, false).expect("with certificates");
+    start("127.0.0.1", false, false, false).expect("here");
 }
 
 /// Goal: whoever cannot show what is demanded is turned away, on both sides. Method: wrong authorities, no certificate,
