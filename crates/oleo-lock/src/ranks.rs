@@ -456,6 +456,9 @@ ranks! {
     NbdConnections, "oleo-nbd", "`Registry::open` of the server", Leaf, No,
         "the connections",
         "a look, a change, or a wait";
+    NbdFailures, "oleo-nbd", "`Shared::failures` of the server", Leaf, No,
+        "how many failures of clients were logged",
+        "a count";
     NbdTls, "oleo-nbd", "the session of a `Channel`", Leaf, No,
         "what TLS has taken in and not given out",
         "bytes are taken in or given out, as far as the socket goes";

@@ -58,7 +58,7 @@ bitflags! {
 }
 
 /// Who is at the other end, as far as can be told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Peer {
     /// A process of this machine, by its number.
     Process(i32),

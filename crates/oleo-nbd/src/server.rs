@@ -6,7 +6,8 @@
 //! device by `execute`); (5) when the server ends, connections finish what is under way, and the devices are flushed.
 //!
 //! Clients are strangers. What one can cost is bounded: connections, threads, memory (`budget`), the time of a
-//! handshake, of a stalled request, of a reply that is not read. A writable export has one client at a time (`peers`).
+//! handshake, of a stalled request, of a reply that is not read; and lines of the log. One client has at most three quarters of
+//! the connections and of the memory, so that there is some left for others. A writable export has one client at a time (`peers`).
 //!
 //! Promises: a flush is answered when the device has flushed everything that was answered before, on any connection; a
 //! request with FUA when it is durable. After a write or flush that failed, every later one fails, on all connections.
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use oleo_device::Device;
+use oleo_lock::{Mutex, rank};
 use rustix::event::{PollFd, PollFlags, poll};
 
 #[cfg(feature = "tls")]
@@ -50,12 +52,20 @@ pub use stop::Stopper;
 
 /// How long connections may take to finish when the server ends.
 const STOP_MAX: Duration = Duration::from_secs(10);
+/// Most lines about failed connections in a time, and that time.
+const FAILURES_MAX: u64 = 20;
+const FAILURES_EVERY: Duration = Duration::from_secs(60);
 /// How often a refused connection is told of.
 const REFUSALS_EVERY: Duration = Duration::from_secs(60);
 /// How long accepting pauses when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Least memory for payloads: a request of this length works everywhere.
 const MEMORY_MIN: u64 = 1 << 20;
+
+/// How much of what there is for all one client may have: three quarters, at least one.
+fn share_of(all: u64) -> u64 {
+    all - all / 4
+}
 
 /// How a server serves.
 #[derive(Clone, Debug)]
@@ -168,6 +178,28 @@ struct Shared {
     registry: Arc<Registry>,
     stop: Stopper,
     log: Log,
+    failures: Mutex<rank::NbdFailures, Failures>,
+}
+
+/// Lines about connections that failed: clients cause them, so they are counted.
+#[derive(Default)]
+struct Failures {
+    /// Since when.
+    since: Option<Instant>,
+    lines: u64,
+}
+
+impl Failures {
+    /// Whether one more may be logged, and how many were not in the time before.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let is_over = self.since.is_none_or(|since| now.duration_since(since) >= FAILURES_EVERY);
+        let left_out = if is_over { self.lines.saturating_sub(FAILURES_MAX) } else { 0 };
+        if is_over {
+            (self.since, self.lines) = (Some(now), 0);
+        }
+        self.lines += 1;
+        (self.lines <= FAILURES_MAX).then_some(left_out)
+    }
 }
 
 impl Server {
@@ -222,6 +254,7 @@ impl Server {
             registry: Arc::default(),
             stop,
             log,
+            failures: Mutex::default(),
         };
         Ok(Server { shared: Arc::new(shared), listeners })
     }
@@ -290,8 +323,8 @@ fn accept(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<(), NbdError> 
             };
             let peer = channel.peer();
             let started = match shared.registry.enter(channel, shared.options.connections_max) {
-                None => Err("there are as many connections as are allowed".to_owned()),
-                Some(entry) => shared.start(entry).map_err(|e| e.to_string()),
+                Err(why) => Err(why.to_owned()),
+                Ok(entry) => shared.start(entry).map_err(|e| e.to_string()),
             };
             if let Err(why) = started
                 && refused_at.is_none_or(|at| at.elapsed() > REFUSALS_EVERY)
@@ -335,7 +368,7 @@ impl Shared {
             Ok(None) => return,
             // Whoever only looks whether somebody listens closes in the greeting.
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof || self.stop.is_set() => return,
-            Err(e) => return (self.log)(&format!("a connection of {peer} ended in the handshake: {e}")),
+            Err(e) => return self.tell(&format!("a connection of {peer} ended in the handshake: {e}")),
         };
         let Some(served) = self.exports.get(agreed.export) else { return };
         let ServeOptions { progress_max, idle_max, threads_per_connection, .. } = self.options;
@@ -344,7 +377,17 @@ impl Shared {
         if let Some(why) = connection.serve(threads_per_connection)
             && !self.stop.is_set()
         {
-            (self.log)(&format!("a connection of {peer} to {:?} broke: {why}", served.name));
+            self.tell(&format!("a connection of {peer} to {:?} broke: {why}", served.name));
+        }
+    }
+
+    /// Logs a failure of a client, a bounded number in a time.
+    fn tell(&self, line: &str) {
+        let left_out = self.failures.lock().take(Instant::now());
+        match left_out {
+            None => {}
+            Some(0) => (self.log)(line),
+            Some(count) => (self.log)(&format!("{line} ({count} more failures were not told)")),
         }
     }
 

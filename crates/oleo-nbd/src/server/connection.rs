@@ -216,7 +216,7 @@ impl<'a> Connection<'a> {
             return self.answer(request, Err(failure));
         }
         if !self.agreed.structured {
-            let mut memory = self.budget.take(request.len);
+            let mut memory = self.budget.take(self.channel.peer(), request.len);
             let data = memory.bytes_mut();
             return match self.served.device.read_at(request.offset, data) {
                 Err(e) => self.answer(request, Err(Failure::new(ReplyError::Io, e.to_string()))),

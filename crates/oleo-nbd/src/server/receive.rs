@@ -202,7 +202,7 @@ impl Receiver {
             round.push_write(request)
         } else {
             round.requests.push(request);
-            round.large.insert(terms.budget.take(request.len)).bytes_mut()
+            round.large.insert(terms.budget.take(terms.channel.peer(), request.len)).bytes_mut()
         };
         let there = len.min(self.end - self.start);
         place[..there].copy_from_slice(&self.buf[self.start..self.start + there]);

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use oleo_lock::{Condvar, Mutex, rank};
 
-use crate::channel::Channel;
+use super::share_of;
+use crate::channel::{Channel, Peer};
 
 /// The connections.
 #[derive(Default)]
@@ -29,17 +30,23 @@ pub(super) struct Entry {
 }
 
 impl Registry {
-    /// Adds one, unless there are `count_max`.
-    pub(super) fn enter(self: &Arc<Registry>, channel: Channel, count_max: usize) -> Option<Entry> {
+    /// Adds one, unless there are `count_max`, or as many from its address as one may have. Others get in then.
+    pub(super) fn enter(self: &Arc<Registry>, channel: Channel, count_max: usize) -> Result<Entry, &'static str> {
         let channel = Arc::new(channel);
         let mut open = self.open.lock();
         if open.channels.len() >= count_max {
-            return None;
+            return Err("there are as many connections as are allowed");
+        }
+        let peer = channel.peer();
+        // A process of this machine has opened a socket of its owner: that is no stranger.
+        let of_it = || open.channels.values().filter(|other| other.peer() == peer).count() as u64;
+        if matches!(peer, Peer::Address(_)) && of_it() >= share_of(count_max as u64) {
+            return Err("it has as many connections as one address is allowed");
         }
         let number = open.next;
         open.next += 1;
         open.channels.insert(number, channel.clone());
-        Some(Entry { registry: self.clone(), number, channel })
+        Ok(Entry { registry: self.clone(), number, channel })
     }
 
     /// How many there have been.

@@ -4,6 +4,7 @@
 //! variables LISTEN_PID, this process, and LISTEN_FDS, how many there are from descriptor 3 on.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use oleo::serve::{self, At, ExportOptions, Listener, Log, ServeOptions, Server, Uri};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -66,10 +67,13 @@ pub(crate) struct Args {
     /// destroyed if two use it.
     #[arg(long)]
     shared: bool,
-    /// Most connections at a time.
+    /// Most connections at a time; one address has at most three quarters of them.
     #[arg(long, value_name = "N", default_value_t = 32)]
     connections: usize,
-    /// Most memory for data of large requests.
+    /// End connections that have asked for nothing for so long [default: never].
+    #[arg(long, value_name = "SECONDS")]
+    idle: Option<u32>,
+    /// Most memory for data of large requests; one client has at most three quarters of it.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     memory: u64,
     /// Say "ready" on standard output when clients can connect, then let go of the terminal.
@@ -131,6 +135,7 @@ impl Args {
         let options = ServeOptions::default()
             .connections_max(self.connections)
             .memory_bytes_max(self.memory)
+            .idle_max(self.idle.map(|seconds| Duration::from_secs(seconds.into())))
             .shared_writers(self.shared)
             .plain(self.plain);
         #[cfg(feature = "tls")]

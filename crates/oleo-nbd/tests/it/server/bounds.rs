@@ -130,18 +130,73 @@ fn many() {
     }
 }
 
+/// A server of this machine's addresses, and its port.
+fn local() -> (Listener, u16) {
+    let listener = Listener::bind(&At::Tcp { host: "127.0.0.1".into(), port: 0 }).expect("listen");
+    let At::Tcp { port, .. } = *listener.at() else { panic!("{:?}", listener.at()) };
+    (listener, port)
+}
+
+/// A client with an address of its own, 127.0.0.`last`.
+fn from(last: u8, port: u16) -> Raw {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("socket");
+    bind(&socket, &SocketAddr::from(([127, 0, 0, last], 0))).expect("bind");
+    connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port))).expect("connect");
+    Raw::over(socket)
+}
+
+/// Goal: one address leaves connections for others. Method: two addresses of this machine, and as many connections as there are.
+#[test]
+fn connections_for_others() {
+    let (listener, port) = local();
+    let export = Export { name: "a".into(), description: String::new(), device: device(), read_only: true };
+    let _server = Running::on(vec![export], listener, ServeOptions::default().connections_max(4));
+    let mut held: Vec<Raw> = (0..3).map(|_| from(2, port)).collect();
+    for raw in &mut held {
+        raw.shake_hands(true);
+    }
+    assert!(from(2, port).is_closed(), "three quarters");
+    let mut other = from(3, port);
+    other.shake_hands(true);
+    assert_eq!(other.read(0, 10), Ok(vec![0; 10]));
+}
+
+/// Goal: a client that is slow with large writes holds up no other. Method: two addresses of this machine; one begins writes that take
+/// all memory, the other writes as much as its share is.
+#[test]
+fn memory_for_others() {
+    let (listener, port) = local();
+    let export = Export { name: "a".into(), description: String::new(), device: device(), read_only: false };
+    let options = ServeOptions::default().shared_writers(true).memory_bytes_max(32 << 20);
+    let _server = Running::on(vec![export], listener, options);
+    let mut slow: Vec<Raw> = (0..5).map(|_| from(2, port)).collect();
+    for raw in &mut slow {
+        raw.shake_hands(true);
+        raw.request(WRITE, 0, 0, 8 << 20, &[7; 1000]);
+    }
+    let mut other = from(3, port);
+    other.shake_hands(true);
+    assert_eq!(other.write(0, &vec![1; 8 << 20]), Ok(vec![]));
+}
+
+/// Goal: clients cannot fill the log. Method: many handshakes that stall.
+#[test]
+fn few_lines() {
+    let server = Running::of(device(), quick());
+    let mut clients: Vec<Raw> = (0..30).map(|_| server.connect()).collect();
+    for raw in &mut clients {
+        raw.recv(18);
+        assert!(raw.is_closed());
+    }
+    eventually("most are told of", || server.log.lock().unwrap().len() == 20);
+}
+
 /// Goal: a writable export has one client, and lists and looks are free for all. Method: two addresses of this machine.
 #[test]
 fn one_client() {
-    let listener = Listener::bind(&At::Tcp { host: "127.0.0.1".into(), port: 0 }).expect("listen");
-    let At::Tcp { port, .. } = *listener.at() else { panic!("{:?}", listener.at()) };
-    let from = |last: u8| {
-        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("socket");
-        bind(&socket, &SocketAddr::from(([127, 0, 0, last], 0))).expect("bind");
-        connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port))).expect("connect");
-        Raw::over(socket)
-    };
+    let (listener, port) = local();
+    let from = |last| from(last, port);
     let export = Export { name: "a".into(), description: String::new(), device: device(), read_only: false };
     let _server = Running::on(vec![export], listener, ServeOptions::default());
     let (mut first, mut second) = (from(1), from(1));
