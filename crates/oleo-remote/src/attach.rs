@@ -26,7 +26,7 @@ use crate::format::head::{Head, OWNER_LEN_MAX, Outline};
 use crate::format::pins::{Pin, is_pin_name};
 use crate::local_log::LocalLog;
 use crate::options::{ClaimWait, Durable, StoreOptions};
-use crate::pin::{Lease, find_pin, key_of, take_lease, withdraw};
+use crate::pin::{Lease, find_pin, read_pinned, take_lease, withdraw};
 use crate::replay::{again, replay, take_tail};
 use crate::seen;
 use crate::shared::Core;
@@ -71,7 +71,7 @@ fn attach_once(store: &Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions
         }
         Some(pin) if is_pin_name(pin) => {
             let entry = find_pin(&**store, pin, deadline)?;
-            let (head, version) = read(&**store, &key_of(&entry), options.key.as_ref(), deadline)?;
+            let (head, version) = read_pinned(&**store, &entry, options, deadline)?;
             let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
             core.pinned = true;
             replay(&core, deadline).and_then(|()| take_tail(&core)).map(|()| core)

@@ -13,11 +13,15 @@
 
 use std::sync::Arc;
 
+use oleo_format::Corruption;
+
 use crate::error::{RemoteError, StoreError};
 use crate::fetch::{begin_page, page};
+use crate::format::ensure;
 use crate::format::head::Head;
 use crate::format::map::{Root, parse_graves};
-use crate::format::pins::{PIN_COUNT_MAX, PINS_LEN_MAX, Pin, PinKind, Pins, is_pin_name};
+use crate::format::pins::{PIN_COUNT_MAX, PINS_LEN_MAX, Pin, PinKind, Pins, hex, is_pin_name, unhex};
+use crate::host::nonce;
 use crate::options::StoreOptions;
 use crate::shared::Core;
 use crate::store::{self, Body, Cond, Deadline, Op, Retry, Store, StoreTime, Version, Waits, attempt};
@@ -37,10 +41,6 @@ pub(crate) fn key_of(pin: &Pin) -> String {
     format!("pin/{}/{}", pin.name, pin.id)
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Keeps the newest head of a volume under a name. `by`: who wants that, in words.
 pub fn pin(store: Arc<dyn Store>, name: &str, by: &str, options: &StoreOptions) -> Result<Pin, RemoteError> {
     let store: Arc<dyn Store> = Arc::new(Retry::new(store, options.host.clone()));
@@ -51,8 +51,10 @@ pub fn pin(store: Arc<dyn Store>, name: &str, by: &str, options: &StoreOptions) 
 pub fn unpin(store: Arc<dyn Store>, name: &str, force: bool, options: &StoreOptions) -> Result<Pin, RemoteError> {
     let store = Retry::new(store, options.host.clone());
     let deadline = options.host.now() + options.bounds.attach_max;
-    let found = find_pin(&store, name, deadline)?;
+    let mut found = find_pin(&store, name, deadline)?;
     if found.kind == PinKind::Branch && !force {
+        let uuid = list(&store, deadline)?.map_or(String::new(), |(pins, _)| pins.uuid);
+        unseal_all(std::slice::from_mut(&mut found), &uuid, &store, options, deadline)?;
         return Err(RemoteError::PinNeeded { name: name.into(), by: found.by });
     }
     withdraw(&store, &found, options, deadline)?;
@@ -63,7 +65,52 @@ pub fn unpin(store: Arc<dyn Store>, name: &str, force: bool, options: &StoreOpti
 pub fn pins(store: Arc<dyn Store>, options: &StoreOptions) -> Result<Vec<Pin>, RemoteError> {
     let store = Retry::new(store, options.host.clone());
     let deadline = options.host.now() + options.bounds.attach_max;
-    Ok(list(&store, deadline)?.map_or(Vec::new(), |(pins, _)| pins.pins))
+    let Some((mut pins, _)) = list(&store, deadline)? else { return Ok(Vec::new()) };
+    unseal_all(&mut pins.pins, &pins.uuid, &store, options, deadline)?;
+    Ok(pins.pins)
+}
+
+/// Opens the seals of entries of the list of a volume, as far as there is a key: what stays sealed was not made with it.
+pub(crate) fn unseal_all(
+    pins: &mut [Pin],
+    uuid: &str,
+    store: &dyn Store,
+    options: &StoreOptions,
+    deadline: Deadline,
+) -> Result<(), RemoteError> {
+    let uuid = unhex(uuid).and_then(|uuid| <[u8; 16]>::try_from(uuid).ok());
+    let (Some(source), Some(uuid), true) = (&options.key, uuid, pins.iter().any(|pin| pin.sealed.is_some())) else {
+        return Ok(());
+    };
+    let key = source.unlock(store, uuid, deadline)?;
+    for pin in pins {
+        let _stays_sealed = pin.unseal(&key, uuid);
+    }
+    Ok(())
+}
+
+/// The head of a pin, which has to be the one that the entry was made for. That of a sealed volume has to have a seal.
+pub(crate) fn read_pinned(
+    store: &dyn Store,
+    entry: &Pin,
+    options: &StoreOptions,
+    deadline: Deadline,
+) -> Result<(Head, Version), RemoteError> {
+    let key = key_of(entry);
+    let (head, version) = read(store, &key, options.key.as_ref(), deadline)?;
+    check_entry(entry, &head, options).map_err(|e| e.within(&key))?;
+    Ok((head, version))
+}
+
+fn check_entry(entry: &Pin, head: &Head, options: &StoreOptions) -> Result<(), Corruption> {
+    let (have, want) = (hex(&head.commit), &entry.commit);
+    ensure!(have == *want, "pin", "commit of its head", have, want);
+    let (have, want) = ((head.epoch, head.sequence), (entry.epoch, entry.sequence));
+    ensure!(have == want, "pin", "epoch and sequence of its head", format!("{have:?}"), format!("{want:?}"));
+    match &head.key {
+        Some(key) if entry.sealed.is_some() || !options.accept_older => entry.clone().unseal(key, head.uuid),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// The list, if there is one.
@@ -114,8 +161,10 @@ pub(crate) fn make(
     }
     let deadline = options.host.now() + options.bounds.attach_max;
     for _ in 0..PIN_TRIES {
-        let from = source.map_or(HEAD.into(), key_of);
-        let (head, _) = read(&**store, &from, options.key.as_ref(), deadline)?;
+        let (head, _) = match source {
+            None => read(&**store, HEAD, options.key.as_ref(), deadline)?,
+            Some(source) => read_pinned(&**store, source, options, deadline)?,
+        };
         let entry = entry_of(&**store, &head, name, by, kind, options);
         let key = key_of(&entry);
         store::put(&**store, &key, Body::from(head.encode()), Cond::None, deadline)
@@ -190,7 +239,7 @@ pub(crate) fn renew_lease(store: &dyn Store, lease: &Pin, options: &StoreOptions
 }
 
 fn entry_of(store: &dyn Store, head: &Head, name: &str, by: &str, kind: PinKind, options: &StoreOptions) -> Pin {
-    Pin {
+    let mut entry = Pin {
         name: name.into(),
         id: hex(&options.host.random()),
         sequence: head.sequence,
@@ -200,7 +249,12 @@ fn entry_of(store: &dyn Store, head: &Head, name: &str, by: &str, kind: PinKind,
         by: by.chars().take(500).collect(),
         made: store.now().map_or(0, |now| now.0),
         expires: None,
+        sealed: None,
+    };
+    if let Some(key) = &head.key {
+        entry.seal(key, head.uuid, &nonce(&*options.host));
     }
+    entry
 }
 
 /// Adds an entry. Leases that have ended go.

@@ -2,16 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::error::{RemoteError, StoreError};
+use crate::error::RemoteError;
 use crate::format::head::Head;
-use crate::format::pins::{PINS_LEN_MAX, Pins};
+use crate::format::pins::Pins;
 use crate::options::StoreOptions;
-use crate::pin::{find_pin, key_of};
-use crate::store::{self, Retry, Store};
+use crate::pin::{find_pin, list, read_pinned, unseal_all};
+use crate::store::{Retry, Store};
 use crate::swap::{HEAD, read};
-
-/// The key of the list of pins.
-const PINS: &str = "pins";
 
 /// What [`show`] finds.
 #[derive(Clone, Debug)]
@@ -30,15 +27,13 @@ pub struct Shown {
 pub fn show(store: Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions) -> Result<Shown, RemoteError> {
     let store = Retry::new(store, options.host.clone());
     let deadline = options.host.now() + options.bounds.attach_max;
-    let key = match pin {
-        None => HEAD.to_owned(),
-        Some(pin) => key_of(&find_pin(&store, pin, deadline)?),
+    let (head, _) = match pin {
+        None => read(&store, HEAD, options.key.as_ref(), deadline)?,
+        Some(pin) => read_pinned(&store, &find_pin(&store, pin, deadline)?, options, deadline)?,
     };
-    let (head, _) = read(&store, &key, options.key.as_ref(), deadline)?;
-    let pins = match store::get(&store, PINS, PINS_LEN_MAX as u64, deadline) {
-        Ok((bytes, _)) => Some(Pins::parse(&bytes)?),
-        Err(StoreError::Absent) => None,
-        Err(error) => return Err(RemoteError::store("get", PINS, error)),
-    };
+    let mut pins = list(&store, deadline)?.map(|(pins, _)| pins);
+    if let Some(Pins { uuid, pins, .. }) = &mut pins {
+        unseal_all(pins, uuid, &store, options, deadline)?;
+    }
     Ok(Shown { head, pins })
 }

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::error::RemoteError;
+use crate::format::pins::hex;
 use crate::format::{Grave, ObjectId};
 use crate::host::Mistake;
 use crate::pin;
@@ -69,7 +70,7 @@ pub(crate) fn delete_dead(core: &Core, grace: Duration) -> Result<Deleted, Remot
 /// The sequences of heads that are kept, in order.
 fn kept_sequences(core: &Core) -> Result<Vec<u64>, RemoteError> {
     let list = pin::list(&*core.store, core.deadline(core.options.bounds.read_max))?;
-    let uuid = pin::hex(&core.uuid);
+    let uuid = hex(&core.uuid);
     // Pins of a volume that was here before name none of this one's objects.
     let Some((pins, _)) = list.filter(|(pins, _)| pins.uuid == uuid) else { return Ok(Vec::new()) };
     let now = core.store.now();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::create::each_listed;
 use crate::error::RemoteError;
 use crate::format::ObjectId;
-use crate::format::pins::PinKind;
+use crate::format::pins::{PinKind, hex};
 use crate::host::Mistake;
 use crate::pin;
 use crate::shared::{Core, add};
@@ -39,7 +39,7 @@ pub(crate) fn remove_orphans(core: &Core, age: Duration) -> Result<Orphans, Remo
     // Before the listing, so that a pin which is made meanwhile is taken for one that is not ready.
     let list = pin::list(store, deadline)?.map(|(pins, _)| pins);
     if let Some(pins) = &list
-        && pins.uuid != pin::hex(&core.uuid)
+        && pins.uuid != hex(&core.uuid)
     {
         out.other_pins = pins.pins.iter().filter(|p| p.kind != PinKind::Lease).count();
         if out.other_pins > 0 {

@@ -135,8 +135,38 @@ fn written_and_read() {
     for bytes in pages().0 {
         read_page(&bytes).expect("a page");
     }
-    let pins = pins();
+    let mut pins = pins();
     assert_eq!(Pins::parse(&pins.encode()).expect("pins"), pins);
+    let plain = pins.pins[0].clone();
+    pins.pins[0].seal(&Key::new([1; 16], Zeroizing::new([1; 32])), UUID, &[2; 24]);
+    assert_eq!(Pins::parse(&pins.encode()).expect("pins"), pins);
+    sealed_entry(&plain, &pins.pins[0]);
+}
+
+/// The seal of an entry is that of its key, its volume and its head.
+fn sealed_entry(plain: &Pin, sealed: &Pin) {
+    let opened = |entry: &Pin, byte, volume| {
+        let mut entry = entry.clone();
+        entry.unseal(&Key::new([byte; 16], Zeroizing::new([byte; 32])), volume).map(|()| entry)
+    };
+    assert!(sealed.by.is_empty());
+    assert_eq!(&opened(sealed, 1, UUID).expect("opened"), plain);
+    opened(sealed, 2, UUID).expect_err("another key");
+    opened(sealed, 1, [0; 16]).expect_err("another volume");
+    let text = || Some("00".to_owned());
+    for other in [
+        Pin { name: "v2".into(), ..sealed.clone() },
+        Pin { id: "0b".into(), ..sealed.clone() },
+        Pin { commit: "01".into(), ..sealed.clone() },
+        Pin { sequence: 4, ..sealed.clone() },
+        Pin { epoch: 2, ..sealed.clone() },
+        Pin { kind: PinKind::Branch, ..sealed.clone() },
+        Pin { sealed: text(), ..sealed.clone() },
+        Pin { sealed: text().map(|_| "\u{e4}0".into()), ..sealed.clone() },
+        plain.clone(),
+    ] {
+        opened(&other, 1, UUID).expect_err("another entry");
+    }
 }
 
 fn sealing(byte: u8, codec: u8) -> Coder {
@@ -268,6 +298,7 @@ fn pins() -> Pins {
         by: "me \u{1f980}".into(),
         made: 7,
         expires,
+        sealed: None,
     };
     let pins = vec![pin(PinKind::Pin, None), pin(PinKind::Lease, Some(9)), pin(PinKind::Branch, None)];
     Pins { version: 1, uuid: "07".into(), commit: "1".into(), pins }

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use oleo_device::Device;
 use oleo_format::Classified;
+use oleo_remote::format::pins::{Pin, Pins};
 use oleo_remote::store::{Answer, Cond, MemoryStore, Op, Store};
 use oleo_remote::{
     CacheOptions, KeySlots, KeySource, Opener, Parent, RemoteDevice, RemoteError, StoreOptions, VerifyOptions, branch,
-    create, verify,
+    create, pin, pins, verify,
 };
 use oleo_sim::rng::Rng;
 
@@ -357,6 +358,47 @@ fn an_older_state_is_refused() {
     RemoteDevice::open(store_of(&store), None, &how).expect("as it was");
     how.accept_older = true;
     RemoteDevice::open(store_of(&store), None, &how).expect("by word");
+}
+
+/// Goal: the store can give a pin no other head, and does not see for whom it was made. Method: the head of another pin, with the
+/// entry as it was, with what the entry says changed, and without its seal; a text that is in no object.
+#[test]
+fn pins_are_sealed() {
+    let how = options(Some(file(7)), false);
+    let store = volume(&how);
+    let by = "somebody in secret";
+    pin(store_of(&store), "monday", by, &how).expect("pinned");
+    let dev = RemoteDevice::open_writable(store_of(&store), &how).expect("open");
+    dev.write_at(0, b"later").expect("write");
+    dev.close().expect("closed");
+    pin(store_of(&store), "tuesday", by, &how).expect("pinned");
+    assert!(pins(store_of(&store), &how).expect("a list").iter().all(|pin| pin.by == by));
+    assert!(objects(&store).iter().all(|(_, body)| !body.windows(by.len()).any(|text| text == by.as_bytes())));
+    let open = |how: &StoreOptions| RemoteDevice::open(store_of(&store), Some("monday"), how).map(drop);
+    open(&how).expect("open");
+    let list: Pins = Pins::parse(&get(&store, "pins")).expect("a list");
+    let key_of = |pin: &Pin| format!("pin/{}/{}", pin.name, pin.id);
+    let (monday, tuesday) = (&list.pins[0], &list.pins[1]);
+    put(&store, &key_of(monday), get(&store, &key_of(tuesday)));
+    let is_refused = || {
+        let failed = open(&how).expect_err("another head");
+        assert!(matches!(failed, RemoteError::Corrupt(_)), "{failed}");
+        let report = verify(&store_of(&store), &how, VerifyOptions::default(), &mut |_| {}).expect("verified");
+        assert_eq!(report.findings.len(), 1, "{report:?}");
+        let parent = Parent { store: store_of(&store), url: "memory://x/y", pin: Some("monday") };
+        branch(&parent, store_of(&MemoryStore::new()), "x", &how).expect_err("another head");
+    };
+    is_refused();
+    let forged = Pin { name: monday.name.clone(), id: monday.id.clone(), ..tuesday.clone() };
+    for entry in [forged.clone(), Pin { sealed: None, ..forged }] {
+        let list = Pins { pins: vec![entry, tuesday.clone()], ..list.clone() };
+        put(&store, "pins", list.encode());
+        is_refused();
+    }
+    // Without a seal, as of older versions.
+    let mut older = how.clone();
+    older.accept_older = true;
+    open(&older).expect("by word");
 }
 
 /// Goal: what a branch shares with its parent is read from the store once, whether the parent, this branch or another reads it.

@@ -68,7 +68,11 @@ fn kind(pin: &Pin) -> &'static str {
 fn made(pin: &Pin) -> String {
     let at = |seconds: u64| date(oleo::fs::Time { sec: i64::try_from(seconds).unwrap_or(i64::MAX), nsec: 0 });
     let until = pin.expires.map(|until| format!(" until {}", at(until))).unwrap_or_default();
-    format!("{}, by {}{until}", at(pin.made), text(pin.by.as_bytes()))
+    let by = match pin.sealed {
+        None => text(pin.by.as_bytes()),
+        Some(_) => "an unknown key".into(),
+    };
+    format!("{}, by {by}{until}", at(pin.made))
 }
 
 fn hex(bytes: &[u8]) -> String {
