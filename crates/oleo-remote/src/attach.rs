@@ -72,6 +72,7 @@ fn attach_once(store: &Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions
         Some(pin) if is_pin_name(pin) => {
             let entry = find_pin(&**store, pin, deadline)?;
             let (head, version) = read_pinned(&**store, &entry, options, deadline)?;
+            check_place(&**store, &head, options)?;
             let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
             core.pinned = true;
             replay(&core, deadline).and_then(|()| take_tail(&core)).map(|()| core)
@@ -90,7 +91,7 @@ pub(crate) fn attach_moment(
     prepare: impl FnOnce(&mut Core),
     deadline: Deadline,
 ) -> Result<Core, RemoteError> {
-    let opened = check_seen(&head, options).and_then(|()| {
+    let opened = check_seen(&**store, &head, options).and_then(|()| {
         let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
         prepare(&mut core);
         note_seen(&core)?;
@@ -138,7 +139,7 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
     let claim = if options.durable == Durable::Local { Duration::ZERO } else { options.claim };
     let options = &StoreOptions { claim, ..options.clone() };
     let (head, version, log) = available(&*store, options)?;
-    check_seen(&head, options)?;
+    check_seen(&*store, &head, options)?;
     if let Some(log) = &log {
         log.settle(&head)?;
     }
@@ -294,8 +295,15 @@ fn check_conditions(
     Ok(())
 }
 
-/// Refuses a state that is older than this machine has seen.
-fn check_seen(head: &Head, options: &StoreOptions) -> Result<(), RemoteError> {
+/// Refuses a sealed volume in the place of another.
+fn check_place(store: &dyn Store, head: &Head, options: &StoreOptions) -> Result<(), RemoteError> {
+    // Without a key the store could give it any UUID.
+    if head.key.is_some() { seen::check_place(store, head.uuid, options) } else { Ok(()) }
+}
+
+/// Refuses a state that is older than this machine has seen, and a sealed volume in the place of another.
+fn check_seen(store: &dyn Store, head: &Head, options: &StoreOptions) -> Result<(), RemoteError> {
+    check_place(store, head, options)?;
     match &options.cache {
         Some(cache) => seen::check(&volume_dir(&cache.dir, head.uuid)?, head, options.accept_older),
         None => Ok(()),

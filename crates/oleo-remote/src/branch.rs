@@ -26,6 +26,7 @@ use crate::options::StoreOptions;
 use crate::origins::{Source, check_origins, shifted, shifted_ref};
 use crate::pin::{find_pin, holds, list, make, withdraw};
 use crate::replay::{replay, take_tail};
+use crate::seen::note_place;
 use crate::shared::Core;
 use crate::store::{Deadline, Retry, Store};
 use crate::swap::{Found, HEAD, find};
@@ -88,6 +89,9 @@ pub fn branch(
             let _also = withdraw(&*store, &entry, options, host.now() + options.bounds.attach_max);
         }
         return Err(e);
+    }
+    if head.key.is_some() {
+        note_place(&*child, uuid, options)?;
     }
     Ok(entry)
 }

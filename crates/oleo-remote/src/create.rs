@@ -12,6 +12,7 @@ use crate::format::segment::{CODEC_NONE, CODEC_ZSTD};
 use crate::format::{DEVICE_LEN_MAX, ObjectId};
 use crate::host::Mistake;
 use crate::options::StoreOptions;
+use crate::seen::note_place;
 use crate::store::{Answer, Cond, Deadline, Listed, Op, Retry, Store};
 use crate::swap::{Found, HEAD, Swapped, find, swap};
 use std::sync::Arc;
@@ -57,6 +58,7 @@ pub fn create(store: Arc<dyn Store>, len: u64, force: bool, options: &StoreOptio
         ..Head::default()
     };
     match swap(&store, &*options.host, &options.bounds, &head, &cond, deadline)? {
+        Swapped::Mine(_) if head.key.is_some() => note_place(&store, uuid, options),
         Swapped::Mine(_) => Ok(()),
         Swapped::Other(..) => Err(RemoteError::Exists { prefix: store.describe() }),
         Swapped::Gone => Err(RemoteError::NoVolume { prefix: store.describe() }),

@@ -231,7 +231,16 @@ fn bytes_of(meta: &fs::Metadata) -> u64 {
 
 /// The directory of a volume in another, both made if need be and the user's alone.
 pub(crate) fn volume_dir(dir: &Path, uuid: [u8; 16]) -> Result<PathBuf, RemoteError> {
-    let below = dir.join(uuid::Uuid::from_bytes(uuid).simple().to_string());
+    own_dir_in(dir, &uuid::Uuid::from_bytes(uuid).simple().to_string())
+}
+
+/// The directory of the places of volumes, made in the same way.
+pub(crate) fn place_dir(dir: &Path) -> Result<PathBuf, RemoteError> {
+    own_dir_in(dir, "names")
+}
+
+fn own_dir_in(dir: &Path, name: &str) -> Result<PathBuf, RemoteError> {
+    let below = dir.join(name);
     let above = dir.parent().map_or(Ok(()), fs::create_dir_all);
     let made = above.and_then(|()| own_dir(dir)).and_then(|()| own_dir(&below));
     made.map_err(|e| RemoteError::Local { path: dir.into(), source: Arc::new(e) })?;

@@ -131,6 +131,19 @@ pub enum RemoteError {
         /// Those of the head that the store has.
         found: (u32, u64),
     },
+    /// Another sealed volume was seen in this place before.
+    #[error(
+        "the store shows another volume at {prefix} ({found}) than was seen there before ({seen}); verify it, then open it \
+         with --accept-older"
+    )]
+    Another {
+        /// Where.
+        prefix: String,
+        /// The UUID that was seen.
+        seen: String,
+        /// That of the volume that is there.
+        found: String,
+    },
     /// The local disk failed.
     #[error("{}: {source}", path.display())]
     Local {
@@ -288,7 +301,9 @@ impl Classified for RemoteError {
             | RemoteError::Stale { .. }
             | RemoteError::LogKept { .. } => Class { errno: errno::ESTALE, ..Class::DEVICE },
             RemoteError::Key { .. } => Class::refusal(errno::EACCES),
-            RemoteError::Older { .. } | RemoteError::UploadGone { .. } => Class::refusal(errno::ESTALE),
+            RemoteError::Older { .. } | RemoteError::Another { .. } | RemoteError::UploadGone { .. } => {
+                Class::refusal(errno::ESTALE)
+            }
             RemoteError::Local { .. } => Class::DEVICE,
             RemoteError::NoConditions { .. } | RemoteError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
             RemoteError::Limit { .. } => Class::refusal(errno::EFBIG),
@@ -333,6 +348,7 @@ mod tests {
             Split: RemoteError::Split { epoch: 2 } => Class::DEVICE,
             Key: RemoteError::Key { what: "x" } => Class::refusal(errno::EACCES),
             Older: RemoteError::Older { seen: (2, 9), found: (1, 3) } => Class::refusal(errno::ESTALE),
+            Another: RemoteError::Another { prefix: text(), seen: text(), found: text() } => Class::refusal(errno::ESTALE),
             Local: RemoteError::Local { path: "/x".into(), source: Arc::new(io::Error::other("x")) } => Class::DEVICE,
             LogKept: RemoteError::LogKept { path: "/x".into(), what: text() } => stale,
             LogBusy: RemoteError::LogBusy { path: "/x".into() } => Class::refusal(errno::EBUSY),

@@ -168,9 +168,11 @@ impl Streams {
     /// Refuses a store that makes an object a second time which is to be made only once. The content is equal, so this is harmless.
     fn needs_conditions(self, body: Body, deadline: Deadline) -> Result<Streams, RemoteError> {
         match put(&*self.store, LIST, body, Cond::Absent, deadline) {
-            Ok(_) => Err(RemoteError::NoConditions { which: "making only what is not there" }),
-            Err(_) => Ok(self),
+            Ok(_) => return Err(RemoteError::NoConditions { which: "making only what is not there" }),
+            Err(_) if self.key.is_some() => seen::note_place(&*self.store, self.uuid, &self.options)?,
+            Err(_) => {}
         }
+        Ok(self)
     }
 
     fn of(
@@ -190,6 +192,9 @@ impl Streams {
         };
         let streams = Streams { store, options: options.clone(), uuid: outline.uuid, key };
         streams.opened(bytes)?;
+        if streams.key.is_some() {
+            seen::check_place(&*streams.store, streams.uuid, options)?;
+        }
         Ok(streams)
     }
 

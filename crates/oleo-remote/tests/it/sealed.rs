@@ -299,7 +299,8 @@ fn parts_on_the_local_disk() {
     assert_eq!(count(&second, "parts read from the store"), attached, "only what opening reads");
     // Damage of every kind: bits, holes, cut files, files that are gone.
     let mut rng = Rng::new(3);
-    for path in on_disk(&at).into_iter().filter(|path| path.file_name().is_some_and(|name| name != "seen")) {
+    let is_data = |path: &std::path::PathBuf| !path.ends_with("seen") && !path.starts_with(at.join("names"));
+    for path in on_disk(&at).into_iter().filter(is_data) {
         assert!(!std::fs::read(&path).expect("read").windows(TEXT.len()).any(|window| window == TEXT));
         let mut bytes = std::fs::read(&path).expect("read");
         match rng.below(4) {
@@ -358,6 +359,37 @@ fn an_older_state_is_refused() {
     RemoteDevice::open(store_of(&store), None, &how).expect("as it was");
     how.accept_older = true;
     RemoteDevice::open(store_of(&store), None, &how).expect("by word");
+}
+
+/// Goal: a sealed volume in the place of another of the same key is noticed by a machine that has seen the other one, and opened
+/// only by word. Method: the objects of one under the name of the other; then it is made anew in its own place.
+#[test]
+fn another_volume_is_refused() {
+    let dir = tempfile::tempdir().expect("dir");
+    let mut how = cached(&dir.path().join("cache"), 64 << 20);
+    let named = |name: &str| MemoryStore::open("another", name);
+    let (one, two) = (named("one"), named("two"));
+    for store in [&one, &two] {
+        fill(store, &options(Some(file(7)), false));
+        RemoteDevice::open(store_of(store), None, &how).expect("open");
+    }
+    pin(store_of(&two), "p", "a test", &options(Some(file(7)), false)).expect("pinned");
+    for (key, body) in objects(&two) {
+        put(&one, &key, body);
+    }
+    for failed in [
+        RemoteDevice::open(store_of(&one), None, &how).err(),
+        RemoteDevice::open(store_of(&one), Some("p"), &how).err(),
+        RemoteDevice::open_writable(store_of(&one), &how).err(),
+    ] {
+        assert!(matches!(failed, Some(RemoteError::Another { .. })), "{failed:?}");
+    }
+    how.accept_older = true;
+    RemoteDevice::open(store_of(&one), None, &how).expect("by word");
+    how.accept_older = false;
+    RemoteDevice::open(store_of(&one), None, &how).expect("known now");
+    create(store_of(&one), LEN, true, &how).expect("made anew");
+    RemoteDevice::open_writable(store_of(&one), &how).expect("open");
 }
 
 /// Goal: the store can give a pin no other head, and does not see for whom it was made. Method: the head of another pin, with the
