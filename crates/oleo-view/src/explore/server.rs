@@ -106,7 +106,12 @@ async fn answer(
 ) -> Result<Response<Answer>, Infallible> {
     let admitted = guard.admit(request.method(), request.uri(), request.headers()).map(str::to_owned);
     let mut response = match admitted {
-        Err((status, why)) => refusal(status, why),
+        Err((status, why)) => {
+            let mut refused = refusal(status, why);
+            // One answer for each connection without the token: waiting connections get the place.
+            refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            refused
+        }
         Ok(path) => {
             let query = request.uri().query().unwrap_or("").to_owned();
             let done = tokio::task::spawn_blocking(move || routes::answer(&volume, &path, &query)).await;

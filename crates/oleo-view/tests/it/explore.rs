@@ -243,6 +243,26 @@ fn archives() {
     }
 }
 
+/// Goal: a client without the token gets one answer, and then the connection ends, so that it keeps no place. Method: requests sent at
+/// once, without and with the token.
+#[test]
+fn strangers_ask_once() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    sample(&path).close().unwrap();
+    let served = Served::new(&path);
+    let request = |target: &str| format!("GET {target} HTTP/1.1\r\nHost: {}\r\n\r\n", served.at());
+    let began = Instant::now();
+    let answer = raw(served.at(), &request("/").repeat(50));
+    assert_eq!(answer.status, 403);
+    assert!(began.elapsed() < Duration::from_secs(5), "it does not wait for the next head");
+    assert!(!String::from_utf8_lossy(&answer.body).contains("HTTP/1.1"), "one answer");
+    // Of the user.
+    let good = request(&format!("{}api/list?path=v", served.root()));
+    let answer = raw(served.at(), &[&good[..], &good, &request("/")].concat());
+    assert_eq!(String::from_utf8_lossy(&answer.body).matches("HTTP/1.1 ").count(), 2);
+}
+
 /// Goal: an archive of a directory that leads to itself ends, and says that it is not whole. Method: an entry that claims to be a file is led to the directory above, behind sound checksums.
 #[test]
 fn archives_in_circles() {
