@@ -9,9 +9,9 @@ use oleo_browse::Output;
 use tokio::sync::mpsc;
 
 /// Pieces that wait for the reader.
-const PIECES_AHEAD: usize = 8;
-/// Bytes that are put together into one piece.
-const PIECE_BYTES: usize = 64 << 10;
+const PIECES_AHEAD: usize = 4;
+/// Bytes of one piece, at most.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// The body of an answer.
 pub(super) enum Answer {
@@ -95,11 +95,12 @@ impl Output for Pieces {
 
 impl Write for Pieces {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.kept.extend_from_slice(bytes);
-        if self.kept.len() >= PIECE_BYTES {
+        let some = &bytes[..bytes.len().min(PIECE_BYTES - self.kept.len())];
+        self.kept.extend_from_slice(some);
+        if self.kept.len() == PIECE_BYTES {
             self.pass()?;
         }
-        Ok(bytes.len())
+        Ok(some.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -147,21 +148,43 @@ mod tests {
         })
     }
 
+    /// Goal: a body without a reader takes bounded memory. Method: a writer of much at a time, whose reader takes one piece.
+    #[test]
+    fn what_is_not_read_is_bounded() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let taken = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = taken.clone();
+        let written = move |out: &mut Pieces| {
+            let mut bytes = &[1; 64 << 20][..];
+            while !bytes.is_empty() {
+                let n = out.write(bytes)?;
+                count.fetch_add(n, std::sync::atomic::Ordering::SeqCst);
+                bytes = &bytes[n..];
+            }
+            Ok(())
+        };
+        let answer = runtime.block_on(pieces(written)).ok();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let taken = taken.load(std::sync::atomic::Ordering::SeqCst);
+        assert!(taken <= (PIECES_AHEAD + 2) * PIECE_BYTES, "{taken}");
+        drop(answer);
+    }
+
     /// Goal: a body ends well only if its writer came to its end: neither an error nor a panic looks like one.
     #[test]
     fn only_what_is_whole_ends_well() {
-        assert_eq!(read(|out| out.write_all(&[1; 100_000])), (100_000, true));
+        assert_eq!(read(|out| out.write_all(&[1; PIECE_BYTES + 1])), (PIECE_BYTES + 1, true));
         assert_eq!(read(|_| Ok(())), (0, true));
         let failed = |out: &mut Pieces| {
-            out.write_all(&[1; 100_000])?;
+            out.write_all(&[1; PIECE_BYTES + 1])?;
             Err(io::Error::other("damage"))
         };
-        assert_eq!(read(failed), (100_000, false));
+        assert_eq!(read(failed), (PIECE_BYTES, false));
         let panics = |out: &mut Pieces| {
-            out.write_all(&[1; 100_000])?;
+            out.write_all(&[1; PIECE_BYTES + 1])?;
             panic!("a defect, for the test");
         };
-        assert_eq!(read(panics), (100_000, false));
+        assert_eq!(read(panics), (PIECE_BYTES, false));
         assert_eq!(read(|_| panic!("a defect, for the test")), (0, false));
     }
 }
