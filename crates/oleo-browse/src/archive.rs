@@ -1,7 +1,7 @@
 //! Directories as archives, written as they are read.
 //!
 //! An archive that is not whole does not end as if it were: what cannot be entered or has vanished ends it with an error, after everything else, which cuts the connection. What zip has no
-//! place for is named in a member of its own.
+//! place for is named in a member of its own: also files with so many holes that their zeros would have no end.
 
 use std::io::{self, Write};
 
@@ -18,6 +18,8 @@ use crate::zip::{Entry, Zip};
 const ENTRIES_AT_ONCE: usize = 1024;
 /// The member of a zip archive that names what is left out, beside the directory.
 const LEFT_OUT: &[u8] = b"LEFT-OUT.txt";
+/// Zeros of holes in a zip archive, bytes at most: they are read and packed as if they were there.
+const HOLE_BYTES_MAX: u64 = 16 << 30;
 /// Bytes of names in it, about.
 const LEFT_OUT_BYTES_MAX: usize = 1 << 20;
 
@@ -45,7 +47,7 @@ struct Open {
 fn write_zip(fs: &Fs, from: InodeRef, name: Vec<u8>, out: &mut dyn Write) -> io::Result<()> {
     let failed = |error: FsError| io::Error::other(error.to_string());
     let list_name = if name == LEFT_OUT { [LEFT_OUT, b"-2"].concat() } else { LEFT_OUT.to_vec() };
-    let mut out = Members { fs, zip: Zip::new(out), left_out: Vec::new(), left_out_count: 0 };
+    let mut out = Members { fs, zip: Zip::new(out), left_out: Vec::new(), left_out_count: 0, hole_bytes: 0 };
     let mut missing = None;
     let mut descent = Descent::new(&from);
     let mut open: Vec<Open> = Vec::new();
@@ -88,6 +90,21 @@ struct Members<'a> {
     /// What has no place in it: a line each.
     left_out: Vec<u8>,
     left_out_count: u64,
+    hole_bytes: u64,
+}
+
+/// How many bytes of a file are holes, as far as that can be read.
+fn hole_bytes(fs: &Fs, inode: &InodeRef, size: u64) -> Result<u64, FsError> {
+    let (mut at, mut holes) = (0, 0);
+    while at < size {
+        let data = fs.seek_data(inode, at)?.unwrap_or(size).min(size);
+        holes += data.saturating_sub(at);
+        if data >= size {
+            break;
+        }
+        at = fs.seek_hole(inode, data)?.unwrap_or(size).max(data + 1);
+    }
+    Ok(holes)
 }
 
 impl Members<'_> {
@@ -102,20 +119,32 @@ impl Members<'_> {
                 self.zip.add(entry(path.clone()), |_| Ok(()))?;
                 return Ok(Some(Open { inode, prefix: path, after: 0, entries: Vec::new().into_iter() }));
             }
-            FileKind::File => self.zip.add(entry(path), |out| copy(fs, &inode, &mut 0, attr.size, out))?,
+            FileKind::File => {
+                // If the extents cannot be read, copying them fails.
+                let holes = hole_bytes(fs, &inode, attr.size).unwrap_or(0);
+                match self.hole_bytes.saturating_add(holes) {
+                    all if all <= HOLE_BYTES_MAX => {
+                        self.hole_bytes = all;
+                        self.zip.add(entry(path), |out| copy(fs, &inode, &mut 0, attr.size, out))?;
+                    }
+                    _ => self.leave_out(&path, "file with large holes: take tar"),
+                }
+            }
             FileKind::Symlink => {
                 let target = fs.read_link(&inode).map_err(|error| io::Error::other(error.to_string()))?;
                 self.zip.add(entry(path), |out| out.write_all(&target))?;
             }
-            kind => {
-                self.left_out_count += 1;
-                if self.left_out.len() < LEFT_OUT_BYTES_MAX {
-                    let line = format!("{} ({})\n", name_text(&path), kind_name(kind));
-                    self.left_out.extend_from_slice(line.as_bytes());
-                }
-            }
+            kind => self.leave_out(&path, kind_name(kind)),
         }
         Ok(None)
+    }
+
+    fn leave_out(&mut self, path: &[u8], why: &str) {
+        self.left_out_count += 1;
+        if self.left_out.len() < LEFT_OUT_BYTES_MAX {
+            let line = format!("{} ({why})\n", name_text(path));
+            self.left_out.extend_from_slice(line.as_bytes());
+        }
     }
 
     /// Names what was left out, if something was.
@@ -127,7 +156,7 @@ impl Members<'_> {
         let list = std::mem::take(&mut self.left_out);
         let cut = if list.len() < LEFT_OUT_BYTES_MAX { "" } else { "…\n" };
         self.zip.add(Entry { path: name, mode: 0o100_644, mtime: 0 }, |out| {
-            writeln!(out, "{count} files are left out, whose kind has no place in a zip archive:")?;
+            writeln!(out, "{count} files are left out, which have no place in a zip archive:")?;
             out.write_all(&list)?;
             out.write_all(cut.as_bytes())
         })

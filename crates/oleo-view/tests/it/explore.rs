@@ -243,6 +243,25 @@ fn archives() {
     }
 }
 
+/// Goal: a zip archive with a file of nothing but holes ends, and names that file. Method: 1 TiB beside a file of a page.
+#[test]
+fn holes_in_zip() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    let image = sample(&path);
+    image.write("v/dir/holes", b"x").unwrap();
+    image.fs().set_attr(&image.find("v/dir/holes").unwrap(), &SetAttr::default().size(Some(1 << 40))).unwrap();
+    image.close().unwrap();
+    let answer = Served::new(&path).get("zip?path=v/dir");
+    let file = scratch.path().join("zip");
+    std::fs::write(&file, &answer.body).unwrap();
+    let script = "import sys,zipfile\nz=zipfile.ZipFile(sys.argv[1])\nassert z.testzip() is None\n\
+        print(z.namelist(), z.read('LEFT-OUT.txt'))";
+    let out = std::process::Command::new("python3").args(["-c", script]).arg(&file).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(text.contains("dir/bytes") && text.contains("dir/holes (file with large holes"), "{text}");
+}
+
 /// Goal: a client without the token gets one answer, and then the connection ends, so that it keeps no place. Method: requests sent at
 /// once, without and with the token.
 #[test]
