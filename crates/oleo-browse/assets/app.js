@@ -47,7 +47,13 @@ function say(text, bad) {
 async function ask(address) {
   const answer = await source.fetch(address);
   if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
-  return answer.json();
+  return parsed(await answer.text());
+}
+
+// Numbers that this language cannot hold stay as they are written, if the browser says how that is.
+function parsed(text) {
+  return JSON.parse(text, (_, value, context) =>
+    typeof value === "number" && !Number.isSafeInteger(value) && context && /^[0-9]+$/.test(context.source || "") ? context.source : value);
 }
 
 // Lines of JSON as they come, as long as `each` does not return false.
@@ -65,7 +71,7 @@ async function lines(address, each) {
     const parts = (rest + value).split("\n");
     rest = parts.pop();
     for (const part of parts) {
-      if (part && each(JSON.parse(part)) === false) { mine.abort(); return; }
+      if (part && each(parsed(part)) === false) { mine.abort(); return; }
     }
   }
 }
@@ -73,6 +79,9 @@ async function lines(address, each) {
 const place = (raw) => "#" + raw;
 // What a name that is no text is called on the way is its escaped form; only links need the bytes.
 const shown = new Map([["", "volume"]]);
+
+// Characters that a terminal obeys, that turn the order of letters around, or that are not seen: those of `name_text` on the server.
+const HIDDEN = /[\p{Cc}\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufffe\uffff]/u;
 
 function way(raw) {
   const nav = $("way");
@@ -82,6 +91,7 @@ function way(raw) {
     so_far = so_far ? so_far + "/" + part : part;
     let text = shown.get(so_far);
     if (text === undefined) { try { text = decodeURIComponent(part); } catch { text = part; } }
+    if (HIDDEN.test(text)) text = part;
     nav.append(" / ", element("a", text, { href: place(so_far) }));
   }
   nav.lastElementChild.setAttribute("aria-current", "page");
