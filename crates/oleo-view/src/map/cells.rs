@@ -100,6 +100,33 @@ impl Grid {
     }
 }
 
+/// How many cells all extents may touch together. Those of a sound volume do not overlap: they touch each cell once, and two more at
+/// their ends. A crafted volume could have millions that each claim all cells.
+#[derive(Debug)]
+pub(super) struct Steps(u64);
+
+impl Steps {
+    pub fn new(grid: &Grid) -> Steps {
+        Steps(grid.count() as u64)
+    }
+
+    /// The length of an extent that is spread: all of it, or the first part if it touches too many cells.
+    pub fn take(&mut self, grid: &Grid, len: u64) -> u64 {
+        self.0 = self.0.saturating_add(2);
+        let touched = len.min(grid.bytes) / grid.cell_bytes + 2;
+        match self.0.checked_sub(touched) {
+            Some(left) => {
+                self.0 = left;
+                len
+            }
+            None => {
+                self.0 = 0;
+                len.min(grid.cell_bytes)
+            }
+        }
+    }
+}
+
 impl Cells {
     pub(super) fn new(grid: &Grid, groups: &[Group]) -> Cells {
         let n = grid.count();
@@ -158,6 +185,27 @@ mod tests {
         for outside in [0, 99, 157, 999, 1333, u64::MAX] {
             assert_eq!(grid.cell(outside), None, "{outside}");
         }
+    }
+
+    /// Goal: extents that overlap cost bounded work, and those that do not are spread whole. Method: extents side by side; then many
+    /// that each have all bytes.
+    #[test]
+    fn overlapping_extents_are_bounded() {
+        let grid = Grid::new(&[group(0, 1 << 40)], 4096);
+        let mut steps = Steps::new(&grid);
+        let lens = [1 << 30, 4096, 3 << 28];
+        let mut at = 0;
+        while at < 1 << 40 {
+            let len = lens[(at >> 12) as usize % 3].min((1 << 40) - at);
+            assert_eq!(steps.take(&grid, len), len, "{at}");
+            at += len;
+        }
+        let mut touched = 0;
+        for _ in 0..100_000 {
+            let len = steps.take(&grid, u64::MAX);
+            grid.spread(0, len, |_, _| touched += 1);
+        }
+        assert!(touched <= 2 * 100_000 + grid.count(), "{touched}");
     }
 
     /// Goal: sizes that lie cost no memory and no panic.

@@ -4,7 +4,7 @@ use oleo::inspect::Inspector;
 use oleo::layers::format::{BlockGroupItemV2, ExtentItem, ItemType, SuperBlock};
 use serde::Serialize;
 
-use super::cells::{Cells, Grid};
+use super::cells::{Cells, Grid, Steps};
 use super::devices::Group;
 use super::notes::Notes;
 use super::shares::Shares;
@@ -75,6 +75,7 @@ pub(super) struct Builder {
     generation: u64,
     /// The end of the last extent, for free runs.
     last_end: u64,
+    steps: Steps,
 }
 
 impl Builder {
@@ -86,6 +87,7 @@ impl Builder {
         let bars = usize::try_from(generation / per_bar + 1).unwrap_or(1);
         let weights = vec![0; grid.count()];
         Builder {
+            steps: Steps::new(&grid),
             space: Space {
                 bytes: grid.bytes,
                 cell_bytes: grid.cell_bytes,
@@ -150,7 +152,8 @@ impl Builder {
             space.cells.extents[cell] += 1;
         }
         let bytes = if is_data { &mut space.cells.data } else { &mut space.cells.metadata };
-        space.grid.spread(at, len, |cell, here| {
+        let spread = self.steps.take(&space.grid, len);
+        space.grid.spread(at, spread, |cell, here| {
             bytes[cell] = bytes[cell].saturating_add(here);
             self.weights[cell] += u128::from(generation) * u128::from(here);
         });
