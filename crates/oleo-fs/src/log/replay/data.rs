@@ -89,7 +89,8 @@ impl Replay<'_> {
             _ => (span.disk.0, span.disk_len),
         };
         self.summed.add(start, start + len);
-        if self.found.is_uncommitted(span.disk) {
+        // An extent that was preallocated may be committed, and data that was written into it since is not.
+        if self.found.is_uncommitted(span.disk) || span.generation == self.handle.generation() {
             self.uncommitted.add(start, start + len);
         }
     }
