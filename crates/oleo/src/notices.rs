@@ -38,11 +38,6 @@ pub(crate) fn of_opened(engine: &Engine, tell: &OnNotice) {
     for (what, why) in engine.not_read() {
         tell.tell(&format!("{what} cannot be read: {why}"));
     }
-    if let Some(what) = volume.super_block().unfinished() {
-        tell.tell(&format!(
-            "{what} was interrupted: what it has not changed yet, and what it has, may not be readable"
-        ));
-    }
     for device in volume.left_out() {
         let (name, devid) = (&device.name, device.devid);
         tell.tell(&match device.why {
