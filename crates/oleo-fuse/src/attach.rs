@@ -166,7 +166,8 @@ pub fn detach(dir: &Path, device: Option<&str>, lazily: bool) -> io::Result<()> 
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     let said =
         if said.is_empty() { format!("cannot unmount {}", dir.as_os_str().as_bytes().escape_ascii()) } else { said };
-    Err(io::Error::other(said))
+    // fusermount3 passes on the words of the system's error, not its number; it does not translate them.
+    Err(if said.contains("Device or resource busy") { Errno::BUSY.into() } else { io::Error::other(said) })
 }
 
 /// Unmounts the mount of a device. The directory above it is held, so that a user who may rename what is above cannot

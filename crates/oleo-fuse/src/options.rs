@@ -53,6 +53,35 @@ const OF_NO_EFFECT: &[&str] = &[
     "noflushoncommit",
 ];
 
+/// Options of btrfs without a meaning here. They are hints, or switch off or on what does not exist here, so a mount without them
+/// serves as well; they are reported.
+const IGNORED: &[&str] = &[
+    "ssd",
+    "nossd",
+    "ssd_spread",
+    "nossd_spread",
+    "autodefrag",
+    "noacl",
+    "nobarrier",
+    "notreelog",
+    "clear_cache",
+    "inode_cache",
+    "noinode_cache",
+    "enospc_debug",
+    "noenospc_debug",
+    "rescan_uuid_tree",
+    "lazytime",
+    "iversion",
+    "noiversion",
+    "silent",
+    "mand",
+    "nomand",
+    "check_int",
+    "check_int_data",
+];
+/// The same with a value.
+const IGNORED_WITH_VALUE: &[&str] = &["metadata_ratio", "fatal_errors", "check_int_print_mask", "alloc_start"];
+
 /// Why an option is not taken.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -190,6 +219,8 @@ pub struct MountOptions {
     /// How devices are reached that are no files of this machine. Words that are no options of mounts may be some of
     /// volumes on object stores.
     pub places: PlaceOptions,
+    /// Options of btrfs that were given and have no meaning here.
+    pub ignored: Vec<String>,
 }
 
 impl Default for MountOptions {
@@ -226,6 +257,7 @@ impl Default for MountOptions {
             halt_polling: HaltPolling::default(),
             flags: MountFlags::empty(),
             places: PlaceOptions::default(),
+            ignored: Vec::new(),
         }
     }
 }
@@ -254,6 +286,10 @@ impl MountOptions {
     }
 
     fn take(&mut self, option: &str, name: &str, value: Option<&str>) -> Result<(), OptionError> {
+        if (if value.is_some() { IGNORED_WITH_VALUE } else { IGNORED }).contains(&name) {
+            self.ignored.push(option.to_owned());
+            return Ok(());
+        }
         if let Some(value) = value {
             return self.take_value(name, value);
         }
@@ -285,7 +321,7 @@ impl MountOptions {
             "writeback_cache" => self.writeback_cache = true,
             "nowriteback_cache" => self.writeback_cache = false,
             "allow_other" => self.allow_other = Some(true),
-            "usebackuproot" => self.rescue.use_backup_root = true,
+            "usebackuproot" | "recovery" => self.rescue.use_backup_root = true,
             "nologreplay" | "norecovery" => self.rescue.no_log_replay = true,
             "nosuid" | "suid" => self.flags.set(MountFlags::NOSUID, name == "nosuid"),
             "nodev" | "dev" => self.flags.set(MountFlags::NODEV, name == "nodev"),
@@ -441,6 +477,8 @@ fn compress(value: &str, force: bool) -> Result<Option<Compress>, OptionError> {
         return Ok(None);
     }
     let name = if force { "compress-force" } else { "compress" };
+    // lzo has no levels; btrfs overlooks one.
+    let value = if value.starts_with("lzo:") { "lzo" } else { value };
     match parse_compress(value) {
         Ok(parsed) => Ok(parsed.map(|c| Compress { force, ..c })),
         Err(oleo::Error::Refused { .. }) => {
@@ -482,6 +520,20 @@ mod tests {
         assert_eq!(format!("{o:?}"), format!("{:?}", MountOptions::default()));
     }
 
+    /// Goal: lines of fstab for btrfs mount here, and the user learns which words do nothing.
+    #[test]
+    fn words_of_btrfs_without_meaning_are_reported() {
+        let o = parsed("rw,noatime,ssd,autodefrag,metadata_ratio=4,compress=lzo:1,space_cache,subvol=/@").unwrap();
+        assert_eq!(o.ignored, ["ssd", "autodefrag", "metadata_ratio=4"]);
+        assert!(o.compress.is_some() && o.subvol.is_some());
+        let o = parsed(&IGNORED.join(",")).unwrap();
+        let without = MountOptions { ignored: Vec::new(), ..o.clone() };
+        assert_eq!(
+            (o.ignored.len(), format!("{without:?}")),
+            (IGNORED.len(), format!("{:?}", MountOptions::default()))
+        );
+    }
+
     #[test]
     fn values_are_parsed() {
         let o = parsed("subvolid=257,commit=0,max_inline=2k,thread_pool=4,rescue=usebackuproot:nologreplay").unwrap();
@@ -509,7 +561,7 @@ mod tests {
 
     #[test]
     fn what_nobody_knows_is_refused() {
-        for list in ["nonsense", "nonsense=1", "ro,autodefrag", "subvol"] {
+        for list in ["nonsense", "nonsense=1", "ro,metadata_ratio", "ssd=1", "subvol"] {
             assert!(matches!(parsed(list), Err(OptionError::Unknown(_))), "{list}");
         }
         // A value may be a secret.

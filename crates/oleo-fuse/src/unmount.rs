@@ -75,6 +75,9 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
     {
         return finish(server, options, false);
     }
+    if mount.is_none() {
+        return Err(oleo::Error::Refused { errno: errno::EINVAL, text: "nothing is mounted there".into() });
+    }
     // A mount whose server is dead does not reply; there is nothing to wait for then.
     let mut server = server_of(dir).unwrap_or(None);
     let mut saved = None;
@@ -95,7 +98,7 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
     }
     let others = mount.as_ref().map(others_of).unwrap_or_default();
     detach(&place, mount.as_ref().map(|mount| mount.device.as_str()), options.lazy)
-        .map_err(|source| host(dir, source))?;
+        .map_err(|source| refused_or_host(&place, source))?;
     if let Some(elsewhere) = still_there(&others) {
         return Ok(Unmounted::StillMounted(Some(elsewhere)));
     }
@@ -151,6 +154,43 @@ fn not_everything(error: oleo::Error, hint: Hint) -> oleo::Error {
     error.message = format!("not everything could be written: {}", error.message);
     error.hint = Some(hint);
     error.into()
+}
+
+/// Names the users of a mount that is busy.
+fn refused_or_host(place: &Path, source: io::Error) -> oleo::Error {
+    if source.raw_os_error() != Some(errno::EBUSY) {
+        return host(place, source);
+    }
+    let users = users_of_mount(place);
+    let shown = users.iter().take(USERS_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let text = match users.len() {
+        0 => "in use; --lazy unmounts it all the same".to_owned(),
+        n if n > USERS_SHOWN_MAX => {
+            format!("in use by {shown} and {} more; --lazy unmounts it all the same", n - USERS_SHOWN_MAX)
+        }
+        _ => format!("in use by {shown}; --lazy unmounts it all the same"),
+    };
+    oleo::Error::Refused { errno: errno::EBUSY, text }
+}
+
+/// How many users of a busy mount a message names.
+const USERS_SHOWN_MAX: usize = 5;
+
+/// The processes, of those that the caller may look at, with a directory or file of a mount. Links are read only, so no file system
+/// is asked.
+fn users_of_mount(place: &Path) -> Vec<String> {
+    let mut users = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let dir = process.path();
+        let descriptors = std::fs::read_dir(dir.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut links = [dir.join("cwd"), dir.join("root")].into_iter().chain(descriptors);
+        if links.any(|link| std::fs::read_link(link).is_ok_and(|target| target.starts_with(place))) {
+            let name = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
+            users.push(format!("{} (process {pid})", name.trim_end()));
+        }
+    }
+    users
 }
 
 fn host(dir: &Path, source: io::Error) -> oleo::Error {

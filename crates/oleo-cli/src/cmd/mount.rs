@@ -16,11 +16,14 @@ use signal_hook::iterator::Signals;
 
 use crate::args::DeviceArgs;
 use crate::cmd::ready::{self, READY, announce};
-use crate::out::{Out, misuse};
+use crate::out::{Out, misuse, warn};
 
 /// Mount a volume through FUSE
 ///
 /// This program serves the volume, in the background unless --foreground is given. `oleo unmount` unmounts it.
+///
+/// Once it is mounted, a server in the background writes its messages to the system's log (`journalctl -t oleo`, or /var/log/syslog).
+/// Where there is none, as in most containers, use --foreground: messages go to standard error.
 #[derive(clap::Args)]
 #[command(override_usage = "oleo mount [OPTIONS] IMG... DIR")]
 pub(crate) struct Args {
@@ -60,6 +63,9 @@ impl Args {
         }
         if !self.foreground {
             return in_background(out);
+        }
+        if !options.ignored.is_empty() && !out.quiet {
+            warn(&format!("mount options that mean nothing here are ignored: {}", options.ignored.join(",")));
         }
         small_pages();
         let log = if self.announce { to_syslog() } else { to_stderr() };

@@ -349,3 +349,22 @@ fn stats() {
         }
     });
 }
+
+/// Goal: a mount that is busy is left alone, the message names who uses it, and the exit code is that of a refusal, as where nothing is
+/// mounted. Options of btrfs that mean nothing here are reported and do not stop a mount. Method: a program with its directory there.
+#[test]
+fn busy_mounts_are_named() {
+    let Some(mut mount) = Mount::new("ssd,autodefrag") else { return };
+    let dir = mount.dir().to_owned();
+    let mut user = Command::new("sleep").arg("60").current_dir(mount.path("")).spawn().unwrap();
+    let said = fails(&dir, &["unmount", "m"]);
+    user.kill().unwrap();
+    user.wait().unwrap();
+    assert!(said.contains(&format!("in use by sleep (process {})", user.id())), "{said}");
+    mount.unmount();
+    assert!(fails(&dir, &["unmount", "m"]).contains("nothing is mounted"));
+    let output = crate::common::run(&dir, &["mount", "-o", "ssd,noacl", "i", "m"]);
+    ok(&dir, &["unmount", "m"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("ssd,noacl"), "{said}");
+}

@@ -3,7 +3,10 @@
 //! A client that waits for each answer leaves its processor idle between two requests. On a virtual machine an idle processor is given
 //! back to the host, and waking it takes longer than answering (docs/decisions/0021). So a ring's processor has a thread of the
 //! scheduler's class SCHED_IDLE, which gets what nobody else wants: it spins while requests come in quick succession, and sleeps
-//! otherwise. To the scheduler such a processor is idle, so nobody is kept from it.
+//! otherwise. To the scheduler such a processor is idle, so other threads of the same group run before it.
+//!
+//! Off unless it is asked for: the class counts only within one group of the scheduler. A mount in the background has a session,
+//! and so with autogroups a group, of its own, whose thread takes as much of a busy processor as all programs of another session.
 //!
 //! Normal path: (1) the ring's thread says that requests [`came`](HaltPoll::came); (2) after [`BURST`] waits that were each shorter than
 //! [`NEAR`] it wakes the poller; (3) the poller spins until nothing came for [`KEEP`], and sleeps.
@@ -32,11 +35,11 @@ const TURNS: u32 = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HaltPolling {
     /// On virtual machines, as far as they can be told (x86).
-    #[default]
     Auto,
     /// Always, over rings whose threads are bound to their processors.
     On,
     /// Never.
+    #[default]
     Off,
 }
 
