@@ -47,6 +47,9 @@ pub(crate) struct DeviceArgs {
     pub offset: u64,
     #[command(flatten)]
     pub store: StoreArgs,
+    /// The command is the scrub that a message about a device with missed writes advises.
+    #[arg(skip)]
+    pub scrubs: bool,
 }
 
 /// Where paths begin.
@@ -55,6 +58,11 @@ pub(crate) struct SubvolArg {
     /// Resolve paths from this subvolume (path or ID; ./257 is a path) instead of the top level.
     #[arg(long, value_name = "PATH|ID")]
     pub subvol: Option<OsString>,
+}
+
+/// Passes on what the library reports, without the advice to scrub.
+fn warn_scrubbing(line: &str) {
+    warn(line.split_once(": `oleo scrub start`").map_or(line, |(what, _)| what));
 }
 
 impl ImageArgs {
@@ -67,7 +75,7 @@ impl ImageArgs {
             .no_log_replay(self.others.no_log_replay)
             .offset(self.others.offset)
             .places(self.others.store.places()?)
-            .on_notice(OnNotice::new(warn)))
+            .on_notice(OnNotice::new(if self.others.scrubs { warn_scrubbing } else { warn })))
     }
 
     /// Opens for reading.
@@ -123,12 +131,19 @@ pub(crate) struct UnitArgs {
     /// Show TiB (with --si: TB).
     #[arg(long, short = 't', group = "unit")]
     tbytes: bool,
+    /// Show the largest unit that fits (the default).
+    #[arg(long, short = 'h', group = "unit")]
+    human_readable: bool,
     /// Use powers of 1000.
-    #[arg(long)]
+    #[arg(long, short = 'H')]
     si: bool,
     /// Use powers of 1024 (the default).
     #[arg(long, conflicts_with = "si")]
     iec: bool,
+    /// Print help.
+    // The letter means something else with btrfs. The command itself says `disable_help_flag`.
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 }
 
 impl UnitArgs {

@@ -44,9 +44,21 @@ impl Image {
     /// # Errors
     /// Trees cannot be read.
     pub fn scrub_unhealed(&self) -> Result<Vec<UnhealedShown>> {
+        self.with_files(self.scrubber().unhealed())
+    }
+
+    /// Places that were healed, with the files that they are in.
+    ///
+    /// # Errors
+    /// Trees cannot be read.
+    pub fn scrub_healed(&self) -> Result<Vec<UnhealedShown>> {
+        self.with_files(self.scrubber().healed())
+    }
+
+    fn with_files(&self, places: Vec<Unhealed>) -> Result<Vec<UnhealedShown>> {
         let mut names = 0;
         let mut shown = Vec::new();
-        for place in self.scrubber().unhealed() {
+        for place in places {
             let mut files = UnhealedShown { place, files: Vec::new(), more: 0 };
             if files.place.what == What::Data {
                 self.add_files(&mut files, &mut names);
@@ -56,7 +68,7 @@ impl Image {
         Ok(shown)
     }
 
-    /// The files at a place that could not be healed. Trees that cannot be read have no names to give: the place stays without.
+    /// The files at a place that was bad. Trees that cannot be read have no names to give: the place stays without.
     fn add_files(&self, shown: &mut UnhealedShown, names: &mut usize) {
         let Ok(found) = oleo_jobs::referrers_at_commit(self.fs(), shown.place.at) else { return };
         for found in found {

@@ -163,14 +163,17 @@ impl CopyRead {
         }
         for fault in faults {
             let sectors = self.plan.sectors(fault.len);
+            let place = self.chunk.map().physical(self.stripe, self.offset_of(&fault)).0;
             match self.heal(run, &fault) {
                 // Nothing was known to be wrong with it.
                 Healed::Yes if matches!(fault.why, Why::Stale) => {}
-                Healed::Yes => counts.corrected_errors += sectors,
+                Healed::Yes => {
+                    counts.corrected_errors += sectors;
+                    run.healed(self.chunk.devid(self.stripe), place, &fault);
+                }
                 Healed::NotAsked => {}
                 Healed::No => {
                     counts.uncorrectable_errors += sectors;
-                    let place = self.chunk.map().physical(self.stripe, self.offset_of(&fault)).0;
                     run.unhealed(self.chunk.devid(self.stripe), place, &fault);
                 }
             }

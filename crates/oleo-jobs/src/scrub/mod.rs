@@ -281,6 +281,9 @@ pub struct ScrubStatus {
     pub remaining_ms: Option<u64>,
     /// Places that could not be healed beyond those that are named ([`Scrubber::unhealed`]).
     pub unhealed_more: u64,
+    /// Places that were healed beyond those that are named ([`Scrubber::healed`]).
+    #[serde(default)]
+    pub healed_more: u64,
     /// How the last one ended, if it did here.
     pub end: Option<ScrubEnd>,
     /// Bytes a second of all devices together; 0: no limit.
@@ -327,14 +330,46 @@ pub trait Candidates: Send + Sync {
 struct Progress {
     devices: BTreeMap<DevId, DeviceScrub>,
     orders: BTreeMap<DevId, Order>,
-    unhealed: Vec<Unhealed>,
-    unhealed_more: u64,
+    unhealed: Places,
+    healed: Places,
     /// Devices that missed writes and still have something of an earlier time, which is not counted as an error of theirs.
     stays_stale: BTreeSet<DevId>,
     /// When it began here, and seconds that each device had before.
     began: Option<Instant>,
     before: BTreeMap<DevId, u64>,
     bytes_before: u64,
+}
+
+/// Places where something was bad.
+#[derive(Default)]
+struct Places {
+    /// The first [`UNHEALED_MAX`].
+    named: Vec<Unhealed>,
+    /// How many more there were.
+    more: u64,
+}
+
+impl Places {
+    fn add(&mut self, devid: DevId, offset: u64, fault: &Fault) {
+        let what = if matches!(fault.extent.kind, Kind::Data) { What::Data } else { What::Block };
+        let why = match &fault.why {
+            Why::Sum => "does not fit its checksum".to_owned(),
+            Why::Block(why) => why.to_string(),
+            Why::Read => "cannot be read".to_owned(),
+            Why::Stale => "may be of an earlier time, since its device missed writes".to_owned(),
+        };
+        if let Some(last) = self.named.last_mut()
+            && (last.devid, last.what, &last.why) == (devid, what, &why)
+            && (last.at.0 + last.len, last.offset + last.len) == (fault.at, offset)
+            && what == What::Data
+        {
+            last.len += fault.len;
+        } else if self.named.len() < UNHEALED_MAX {
+            self.named.push(Unhealed { at: Logical(fault.at), len: fault.len, devid, offset, what, why });
+        } else {
+            self.more += 1;
+        }
+    }
 }
 
 impl Progress {
@@ -344,27 +379,6 @@ impl Progress {
 
     fn order(&mut self, devid: DevId) -> &mut Order {
         self.orders.entry(devid).or_default()
-    }
-
-    fn unhealed(&mut self, devid: DevId, offset: u64, fault: &Fault) {
-        let what = if matches!(fault.extent.kind, Kind::Data) { What::Data } else { What::Block };
-        let why = match &fault.why {
-            Why::Sum => "does not fit its checksum".to_owned(),
-            Why::Block(why) => why.to_string(),
-            Why::Read => "cannot be read".to_owned(),
-            Why::Stale => "may be of an earlier time, since its device missed writes".to_owned(),
-        };
-        if let Some(last) = self.unhealed.last_mut()
-            && (last.devid, last.what, &last.why) == (devid, what, &why)
-            && (last.at.0 + last.len, last.offset + last.len) == (fault.at, offset)
-            && what == What::Data
-        {
-            last.len += fault.len;
-        } else if self.unhealed.len() < UNHEALED_MAX {
-            self.unhealed.push(Unhealed { at: Logical(fault.at), len: fault.len, devid, offset, what, why });
-        } else {
-            self.unhealed_more += 1;
-        }
     }
 
     /// Brings the times up to now.
@@ -782,6 +796,7 @@ impl Scrubber {
             elapsed_ms: 0,
             remaining_ms: None,
             unhealed_more: 0,
+            healed_more: 0,
             end: state.end.clone(),
             limit,
             limits,
@@ -799,7 +814,7 @@ impl Scrubber {
         let mut progress = self.shared.progress.lock();
         progress.turn_clock();
         status.devices = progress.devices.clone();
-        status.unhealed_more = progress.unhealed_more;
+        (status.unhealed_more, status.healed_more) = (progress.unhealed.more, progress.healed.more);
         if let Some(began) = progress.began {
             let elapsed = began.elapsed().as_millis();
             let total = status.total();
@@ -814,7 +829,13 @@ impl Scrubber {
 
     /// What the one under way could not heal, or the last one that was done here; [`UNHEALED_MAX`] places at most.
     pub fn unhealed(&self) -> Vec<Unhealed> {
-        self.shared.progress.lock().unhealed.clone()
+        self.shared.progress.lock().unhealed.named.clone()
+    }
+
+    /// Places that the scrub under way has healed, or the last one here; [`UNHEALED_MAX`] at most. A device that missed
+    /// writes has those bytes counted, not named.
+    pub fn healed(&self) -> Vec<Unhealed> {
+        self.shared.progress.lock().healed.named.clone()
     }
 
     /// Why the state of the last one could not be kept.

@@ -457,7 +457,10 @@ fn heal_data(
     }
     match row.write(unit, from, &good) {
         true if matches!(fault.why, Why::Stale) => {}
-        true => counts.corrected_errors += sectors,
+        true => {
+            counts.corrected_errors += sectors;
+            run.healed(chunk.devid(stripe), place, fault);
+        }
         false => give_up(counts),
     }
 }

@@ -291,7 +291,11 @@ impl Run<'_> {
     }
 
     pub fn unhealed(&self, devid: DevId, physical: u64, fault: &Fault) {
-        self.shared.progress.lock().unhealed(devid, physical, fault);
+        self.shared.progress.lock().unhealed.add(devid, physical, fault);
+    }
+
+    pub fn healed(&self, devid: DevId, physical: u64, fault: &Fault) {
+        self.shared.progress.lock().healed.add(devid, physical, fault);
     }
 
     fn leave_out(&self, devid: DevId, number: u64) {

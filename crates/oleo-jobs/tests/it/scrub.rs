@@ -393,6 +393,8 @@ fn no_devices_are_invented() {
     assert_eq!(status.devices.keys().copied().collect::<Vec<_>>(), [devid], "{status:?}");
     let total = status.total();
     assert!(total.finished && (total.csum_errors, total.corrected_errors) == (1, 1), "{status:?}");
+    let healed = scrubber.healed();
+    assert!(matches!(&healed[..], [place] if place.len == 4096 && place.devid == DevId(with as u64 + 1)), "{healed:?}");
     assert_eq!(total.bytes(), whole.devices[&devid].bytes(), "only its own bytes count");
     let after = kept();
     let others = (0..3).filter(|nth| *nth as u64 + 1 != devid.0);

@@ -121,13 +121,16 @@ pub struct ScrubShown {
     pub status: ScrubStatus,
     /// What could not be healed, if it was asked for.
     pub unhealed: Vec<UnhealedShown>,
+    /// Places that were healed, likewise.
+    #[serde(default)]
+    pub healed: Vec<UnhealedShown>,
     /// What the devices are called on the machine that has them open.
     pub paths: Vec<(DevId, PathBuf)>,
     /// Why the state could not be kept.
     pub unkept: Option<String>,
 }
 
-/// What could not be healed, and the files that it is in.
+/// A place that was bad, and the files that it is in.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct UnhealedShown {
     /// The place.
@@ -529,6 +532,9 @@ pub struct Usage {
     pub data_free: ByteLen,
     /// The minimum of `data_free`, if unallocated space is needed for metadata as well.
     pub data_free_min: ByteLen,
+    /// Bytes that statfs(2) reports as available on a mount.
+    #[serde(default)]
+    pub statfs_free: ByteLen,
 }
 
 /// What a file or directory takes.

@@ -98,8 +98,24 @@ fn summary(scrub: &DeviceScrub) -> String {
     if found.is_empty() { "no errors found".into() } else { found.join(" ") }
 }
 
-/// A place that could not be healed, a line for each file.
-pub(super) fn place(shown: &ScrubShown, unhealed: &UnhealedShown) -> Vec<String> {
+/// The lines of all places: those that were healed, and those that could not be.
+pub(super) fn places(shown: &ScrubShown) -> Vec<String> {
+    let status = &shown.status;
+    let mut lines = Vec::new();
+    for (places, more, end) in
+        [(&shown.healed, status.healed_more, " (healed)"), (&shown.unhealed, status.unhealed_more, "")]
+    {
+        let of_place = |one| place(shown, one).into_iter().map(|line| format!("{line}{end}"));
+        lines.extend(places.iter().flat_map(of_place));
+        if more > 0 {
+            lines.push(format!("and {more} more places{end}"));
+        }
+    }
+    lines
+}
+
+/// A place that was bad, a line for each file.
+fn place(shown: &ScrubShown, unhealed: &UnhealedShown) -> Vec<String> {
     let place = &unhealed.place;
     let what = if place.what == What::Data { "data" } else { "tree block" };
     let at = format!(
@@ -158,6 +174,8 @@ pub(super) fn as_json(shown: &ScrubShown) -> serde_json::Value {
         "devices": status.devices.iter().map(device).collect::<Vec<_>>(),
         "unhealed": shown.unhealed.iter().map(unhealed).collect::<Vec<_>>(),
         "more_unhealed": status.unhealed_more,
+        "healed": shown.healed.iter().map(unhealed).collect::<Vec<_>>(),
+        "more_healed": status.healed_more,
     })
 }
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::{look, nothing_there, open, show};
 use crate::args;
-use crate::cmd::interruptible::interruptible;
+use crate::cmd::interruptible::{interruptible, watched};
 use crate::out::{Out, Said, human, json, println_or_end};
 use crate::target::{self, Access, Target, VolumeArg};
 
@@ -25,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Verify everything, and heal what is bad from what is good
 ///
 /// Reads every copy and all parity of every device, compares it with checksums, and overwrites what is bad with a good copy or with what parity gives. What
-/// could not be healed is named: its address, its place on the device, and the files that it is in. On an image the command returns
+/// was bad is named, healed or not: its address, its place on the device, and the files that it is in. On an image the command returns
 /// when the scrub is done; Ctrl-C interrupts it, so that it can be resumed. On a mount it goes on in the background, beside users, unless -B
 /// is given. The state is kept where btrfs keeps it (/var/lib/btrfs, or for others than root $XDG_STATE_HOME/oleo).
 ///
@@ -144,7 +144,8 @@ impl How {
 }
 
 impl Args {
-    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+    pub fn run(mut self, out: &Out) -> anyhow::Result<()> {
+        self.on.others.scrubs = !self.how.readonly && self.how.devid.is_empty();
         follow(&self.on, &self.how, out, false)
     }
 }
@@ -197,14 +198,17 @@ fn run_here(scrubber: &Scrubber, out: &Out) -> anyhow::Result<()> {
 /// Waits while a mount does it.
 fn wait(on: &VolumeArg, target: &Target, out: &Out, number: u64) -> anyhow::Result<()> {
     let progress = out.progress("scrub");
-    loop {
-        let status = look(on, target, false)?.status;
-        if status.number != number || !status.running {
-            return Ok(());
+    let continues = format!("the mount continues the scrub: `oleo scrub cancel {}` ends it", on.path.display());
+    watched(&progress, &continues, || {
+        loop {
+            let status = look(on, target, false)?.status;
+            if status.number != number || !status.running {
+                return Ok(());
+            }
+            progress.show(line(&status));
+            thread::sleep(LOOK_EVERY);
         }
-        progress.show(line(&status));
-        thread::sleep(LOOK_EVERY);
-    }
+    })?
 }
 
 /// How far it is, on one line.
@@ -226,12 +230,7 @@ fn print_end(on: &VolumeArg, how: &How, out: &Out, shown: &ScrubShown) -> anyhow
     if how.json {
         json(&show::as_json(shown));
     } else {
-        for place in &shown.unhealed {
-            show::place(shown, place).iter().for_each(|line| println_or_end(line));
-        }
-        if shown.status.unhealed_more > 0 {
-            println_or_end(&format!("and {} more places", shown.status.unhealed_more));
-        }
+        show::places(shown).iter().for_each(|line| println_or_end(line));
         if !out.quiet {
             let word = match &shown.status.end {
                 Some(ScrubEnd::Cancelled) => "cancelled",

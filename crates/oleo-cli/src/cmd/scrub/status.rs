@@ -31,7 +31,7 @@ impl Args {
         println_or_end(&format!("{:<18}{}", "UUID:", shown.fsid));
         let word = if shown.status.running { "status" } else { "history" };
         show::print(&shown, self.per_device, self.raw, word);
-        shown.unhealed.iter().flat_map(|place| show::place(&shown, place)).for_each(|line| println_or_end(&line));
+        show::places(&shown).iter().for_each(|line| println_or_end(line));
         Ok(())
     }
 }

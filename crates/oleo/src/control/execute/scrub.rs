@@ -38,8 +38,8 @@ fn sources(from: &[Bytes]) -> Result<Option<Arc<dyn Candidates>>, Error> {
 /// How it is, with the files that could not be healed if they are wanted.
 pub(super) fn status(image: &Image, files: bool) -> Result<Reply, Error> {
     let status = image.scrub_status();
-    let unhealed = if files { image.scrub_unhealed()? } else { Vec::new() };
+    let (unhealed, healed) = if files { (image.scrub_unhealed()?, image.scrub_healed()?) } else { Default::default() };
     let fsid = image.volume().super_block().fsid();
     let paths = image.volume().devices().into_iter().map(|device| (device.devid, device.name.into())).collect();
-    Ok(Reply::Scrub(Box::new(ScrubShown { fsid, status, unhealed, paths, unkept: image.scrubber().unkept() })))
+    Ok(Reply::Scrub(Box::new(ScrubShown { fsid, status, unhealed, healed, paths, unkept: image.scrubber().unkept() })))
 }
