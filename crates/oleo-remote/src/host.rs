@@ -1,9 +1,11 @@
 //! What the process gives: time and randomness. Tests hand in their own, so that a run is a function of its seed, and stores
 //! that no name leads to.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::error::StoreError;
 use crate::seal::{NONCE_LEN, Nonce};
 use crate::store::Store;
 use crate::url::Url;
@@ -43,6 +45,8 @@ pub trait Host: Send + Sync {
     fn has_ended(&self, _process: &str) -> bool {
         false
     }
+    /// A store has failed for some seconds, and the request is repeated until its deadline.
+    fn store_fails(&self, _store: &str, _error: &StoreError) {}
     /// The store of a name, if it is not to be looked for where the name says.
     #[doc(hidden)]
     fn store(&self, _url: &Url) -> Option<Arc<dyn Store>> {
@@ -128,6 +132,20 @@ fn started(id: u32) -> Option<(u64, bool)> {
     Some((fields.nth(18)?.parse().ok()?, has_exited))
 }
 
+/// The function that gets a line of text when a store fails.
+static ON_FAILURE: OnceLock<fn(&str)> = OnceLock::new();
+/// The host's time in seconds from which on the next failure is reported: many requests fail together.
+static NEXT_REPORT: AtomicU64 = AtomicU64::new(0);
+/// Seconds between two reports.
+const REPORT_EVERY: u64 = 30;
+
+/// Has a line of text reported when a store fails for some seconds and requests to it are repeated. The first call counts, for the
+/// whole process.
+pub fn report_failing_stores(report: fn(&str)) {
+    // A second call has no effect, as documented.
+    let _kept = ON_FAILURE.set(report);
+}
+
 /// The real ones.
 #[derive(Debug)]
 pub struct SystemHost(Instant);
@@ -148,6 +166,14 @@ impl Default for SystemHost {
 impl Host for SystemHost {
     fn now(&self) -> Duration {
         self.0.elapsed()
+    }
+    fn store_fails(&self, store: &str, error: &StoreError) {
+        let Some(report) = ON_FAILURE.get() else { return };
+        let (now, next) = (self.now().as_secs(), NEXT_REPORT.load(Ordering::Relaxed));
+        let order = Ordering::Relaxed;
+        if now >= next && NEXT_REPORT.compare_exchange(next, now + REPORT_EVERY, order, order).is_ok() {
+            report(&format!("{store}: {error}; trying again"));
+        }
     }
     fn sleep(&self, time: Duration) {
         std::thread::sleep(time);

@@ -71,7 +71,7 @@ pub use format::key::Opener;
 pub use gc::{Collected, GcOptions, gc};
 #[doc(hidden)]
 pub use host::Mistake;
-pub use host::{Host, SystemHost};
+pub use host::{Host, SystemHost, report_failing_stores};
 pub use key_slots::KeySlots;
 pub use keys::{KeySource, SlotInfo};
 pub use open::{create_at, follow_at, open_at};

@@ -250,7 +250,9 @@ impl Given<'_> {
         read: impl FnOnce(&Path) -> Result<KeySource, RemoteError>,
         want: &'static str,
     ) -> Result<KeySource, OptionError> {
-        read(Path::new(&self.text(want)?)).map_err(|_| self.wrong(want))
+        let path = self.text(want)?;
+        let wrong = || if std::fs::File::open(&path).is_ok() { want } else { "a file that can be read" };
+        read(Path::new(&path)).map_err(|_| self.wrong(wrong()))
     }
 
     fn wrong(&self, want: &'static str) -> OptionError {

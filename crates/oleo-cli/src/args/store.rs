@@ -37,6 +37,7 @@ impl StoreArgs {
             || std::env::vars_os().filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));
         places.remote.owner = owner();
         places.remote.on_wait = Some(std::sync::Arc::new(say_wait));
+        oleo::remote::report_failing_stores(crate::out::warn);
         places.remote.settings.extend(variables().filter(|(name, _)| SETTINGS.iter().any(|b| name.starts_with(b))));
         let proxy = |(name, _): &(String, String)| name.eq_ignore_ascii_case("https_proxy");
         places.remote.proxy = variables().find(proxy).map(|(_, value)| value).filter(|value| !value.is_empty());

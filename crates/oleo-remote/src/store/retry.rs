@@ -17,6 +17,8 @@ pub(crate) const REPEATED: &str = "requests repeated";
 const WAIT_MIN: Duration = Duration::from_millis(100);
 /// The longest one.
 const WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long a store fails before that is reported.
+const SILENT_MAX: Duration = Duration::from_secs(2);
 /// How long one attempt may take, and what is added for its bytes.
 pub(crate) const TRY_MAX: Duration = Duration::from_secs(20);
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
@@ -87,13 +89,19 @@ impl Store for Retry {
             Op::Delete { .. } | Op::List { .. } => 0,
         };
         let once = TRY_MAX + Duration::from_secs(len / BYTES_PER_SECOND_MIN);
-        let first = inner.submit(op.clone(), deadline.min(host.now() + once));
+        let began = host.now();
+        let first = inner.submit(op.clone(), deadline.min(began + once));
         Ticket::new(move || {
             let mut answer = first.wait();
-            let mut waits = Waits::new();
+            let (mut waits, mut reported) = (Waits::new(), false);
             loop {
                 match &answer {
-                    Err(error) if is_passing(error) => {}
+                    Err(error) if is_passing(error) => {
+                        if !reported && host.now().saturating_sub(began) >= SILENT_MAX {
+                            host.store_fails(&inner.describe(), error);
+                            reported = true;
+                        }
+                    }
                     Ok(
                         Answer::Object { .. }
                         | Answer::NotChanged
