@@ -16,6 +16,9 @@ pub(crate) struct Out {
     pub verbose: u8,
 }
 
+/// How often the time that has passed is drawn.
+const TICK: std::time::Duration = std::time::Duration::from_millis(200);
+
 /// Whether [`warn`] is silent.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
@@ -86,6 +89,8 @@ impl Out {
         if let Ok(style) = style {
             bar.set_style(style);
         }
+        // A long step between two reports is not taken for a hang.
+        bar.enable_steady_tick(TICK);
         Progress { bar: Some(Arc::new(bar)) }
     }
 }
@@ -219,13 +224,19 @@ fn advice(hint: Hint) -> Option<&'static str> {
         Hint::WriteToSnapshot => "take a snapshot to write to, or --force, which forgets what it was received from",
         Hint::NameParent => "--rebase names the directory that it is in",
         Hint::StillMounted => {
-            "it is still mounted. Make room below the image and unmount again; --save-to DIR writes out all files; --force \
+            "it is still mounted. If the file system below the image is full, make space there and unmount again; --save-to DIR writes out all files; --force \
              gives up what is not on disk"
         }
         Hint::KeptInMemory => {
-            "the server keeps it in memory and goes on trying. Make room below the image and unmount again; --save-to DIR \
+            "the server keeps it in memory and goes on trying. If the file system below the image is full, make space there and unmount again; --save-to DIR \
              writes out all files; --force gives up what is not on disk"
         }
+        Hint::GiveOffset => "--offset says at which byte the file system begins",
+        Hint::UseNbd => {
+            "serve it with `qemu-nbd -r -k /tmp/nbd.sock FILE` (without -r for changes) and name it nbd+unix:///?socket=/tmp/nbd.sock"
+        }
+        Hint::OpenForChanges => "it is mounted or opened for reading only (mount option ro)",
+        Hint::MakeAgain => "make it again with oleo mkfs",
         Hint::RestIsOnDisk => "it is unmounted, and all else is on disk",
         _ => return None,
     })

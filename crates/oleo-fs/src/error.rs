@@ -117,6 +117,9 @@ impl From<TxnError> for FsError {
 pub use oleo_format::errno;
 
 impl FsError {
+    /// What [`FsError::ReadOnly`] has if the whole file system was opened for reading.
+    pub const OPENED_FOR_READING: &'static str = "opened for reading";
+
     /// The errno that a system call with this outcome returns.
     pub fn errno(&self) -> i32 {
         self.class().errno

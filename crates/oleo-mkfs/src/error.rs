@@ -20,7 +20,7 @@ pub enum MkfsError {
     #[error("not supported: {0}")]
     Unsupported(String),
     /// A device has no room for the first chunks.
-    #[error("device {} of {len} bytes is too small: it needs at least {more} bytes more", device + 1)]
+    #[error("device {} of {len} bytes is too small: at least {} MiB are needed", device + 1, (len + more).div_ceil(1 << 20))]
     TooSmall {
         /// Index of the device in the list given.
         device: usize,

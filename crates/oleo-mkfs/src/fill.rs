@@ -18,6 +18,7 @@ mod no_reflink;
 mod pool;
 #[cfg(target_os = "linux")]
 mod reflink;
+mod table;
 mod tar;
 mod walk;
 
@@ -27,11 +28,12 @@ use oleo_fs::data::Compress;
 
 use self::entry::{UnpreparedPiece, Whole};
 pub use self::from_dir::{fill_from_dir, fill_one};
-pub use self::from_tar::fill_from_tar;
+pub use self::from_tar::{fill_from_layers, fill_from_tar};
 #[cfg(not(target_os = "linux"))]
 pub use self::no_reflink::Reflink;
 #[cfg(target_os = "linux")]
 pub use self::reflink::Reflink;
+pub use self::table::{TableEntry, parse_table};
 use crate::MkfsError;
 
 /// Default of the bytes of file data that are read but not installed.
@@ -121,6 +123,12 @@ pub struct FillOptions {
     pub reflink: Option<Reflink>,
     /// Attributes of the top that are not taken from the source.
     pub top: TopAttributes,
+    /// Owner of everything, in place of the owners in the source; `top` and `table` come first.
+    pub uid: Option<u32>,
+    /// Group of everything, likewise.
+    pub gid: Option<u32>,
+    /// Owners and modes of single files and directories, and devices to be made, when everything else is there.
+    pub table: Vec<TableEntry>,
     /// Host files (device and inode number) that are not part of the source: the image that is being made.
     pub skip: Vec<(u64, u64)>,
 }
@@ -136,6 +144,9 @@ impl Default for FillOptions {
             on_progress: None,
             reflink: None,
             top: TopAttributes::default(),
+            uid: None,
+            gid: None,
+            table: Vec::new(),
             skip: Vec::new(),
         }
     }
@@ -150,6 +161,9 @@ oleo_format::setters!(FillOptions {
     on_progress: Option<OnProgress>,
     reflink: Option<Reflink>,
     top: TopAttributes,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    table: Vec<TableEntry>,
     skip: Vec<(u64, u64)>,
 });
 

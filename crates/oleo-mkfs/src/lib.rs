@@ -16,12 +16,12 @@ mod uuids;
 
 pub use error::MkfsError;
 pub use fill::{
-    FillOptions, OnProgress, Progress, Reflink, Report, SubvolSpec, TopAttributes, fill_from_dir, fill_from_tar,
-    fill_one,
+    FillOptions, OnProgress, Progress, Reflink, Report, SubvolSpec, TableEntry, TopAttributes, fill_from_dir,
+    fill_from_layers, fill_from_tar, fill_one, parse_table,
 };
 pub use first::{Made, make};
 pub use oleo_volume::Profile;
 pub use options::{FeatureSet, MkfsOptions};
-pub use signature::signature;
+pub use signature::{BTRFS, Partition, QCOW, UNFINISHED, partitions, signature};
 pub use trim::trim;
 pub use uuids::SeededUuids;

@@ -130,6 +130,8 @@ pub struct Volume {
     placement: OnceLock<std::sync::Weak<dyn PlacementSource>>,
     /// The write or flush that poisoned the volume.
     poisoned: OnceLock<DeviceError>,
+    /// The superblocks on disk have the magic number of an unfinished file system, which no reader takes for one.
+    unfinished: AtomicBool,
 }
 
 impl Volume {

@@ -153,6 +153,7 @@ impl Volume {
             replaced: Mutex::default(),
             recovered: false,
             poisoned: OnceLock::new(),
+            unfinished: AtomicBool::new(false),
         };
         volume.rows.set_patches(of_system);
         let ChunkTree { items, maps, emptied } = volume.walk_chunk_tree(&main)?;
@@ -282,6 +283,7 @@ impl Volume {
             replaced: Mutex::default(),
             recovered: false,
             poisoned: OnceLock::new(),
+            unfinished: AtomicBool::new(false),
         })
     }
 

@@ -12,7 +12,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use oleo_device::{Device, DeviceError, Latched, Op, WriteReq};
-use oleo_format::{ByteLen, Chunk, DevId, DevItem, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
+use oleo_format::{
+    ByteLen, Chunk, DevId, DevItem, Key, Logical, SUPER_LEN, SUPER_MAGIC_TEMPORARY, SUPER_OFFSETS, SuperBlock,
+};
 
 use crate::Volume;
 use crate::copying::DeviceRange;
@@ -278,6 +280,17 @@ impl Volume {
         Ok(())
     }
 
+    /// Marks the volume on disk as unfinished, or, when all of it is durable, as finished: flush, all mirrors of the superblock
+    /// as it was written last, flush. No reader opens an unfinished volume; commits keep the mark. For mkfs, which fills a
+    /// volume after it has made it.
+    pub fn mark_unfinished(&self, unfinished: bool) -> Result<(), VolumeError> {
+        self.may_write()?;
+        self.flush()?;
+        self.unfinished.store(unfinished, Ordering::Release);
+        self.write_mirrors(&self.super_block(), &SUPER_OFFSETS, &self.known_outputs(), Output::written_item)?;
+        self.flush()
+    }
+
     /// Writes `sb` to all mirrors but the first; durable after the next flush.
     pub fn write_other_mirrors(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
@@ -293,10 +306,11 @@ impl Volume {
         on: &[Output],
         item: impl Fn(&Output) -> DevItem,
     ) -> Result<(), VolumeError> {
+        let magic = if self.unfinished.load(Ordering::Acquire) { SUPER_MAGIC_TEMPORARY } else { sb.magic };
         let one = |output: &Output| -> Result<(), Failure> {
             let item = item(output);
             let total = item.total_bytes.get().min(output.device.len());
-            let bytes = |&at: &u64| SuperBlock { dev_item: item, ..*sb }.to_bytes(at);
+            let bytes = |&at: &u64| SuperBlock { dev_item: item, magic, ..*sb }.to_bytes(at);
             let fit = mirrors.iter().filter(|&&at| at + (SUPER_LEN as u64) < total);
             for (at, bytes) in fit.map(|at| (*at, bytes(at))) {
                 let done = output.device.write_at(at, &bytes).inspect_err(|e| count_write(output, e));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use oleo_device::{FileDevice, FileOptions, User};
 use oleo_fs::errno;
+use oleo_mkfs::{BTRFS, Partition, QCOW, UNFINISHED, partitions, signature};
 
 use crate::restore::report::RestoreReport;
 use crate::{Hint, control};
@@ -139,9 +140,9 @@ impl Error {
     pub(crate) fn of_image(self, path: &Path) -> Error {
         if let Error::Volume(error) = &self
             && let VolumeError::NoSuper { name, .. } = &**error
-            && let Some(what) = other_contents(Path::new(name))
+            && let Some(error) = other_contents(Path::new(name))
         {
-            return Error::refused(errno::EINVAL, format!("{name}: holds {what}, no btrfs"));
+            return error;
         }
         let has_name = match &self {
             Error::Device(_) | Error::Host { .. } => true,
@@ -243,18 +244,45 @@ fn hint_of_fs(error: &FsError) -> Option<Hint> {
         FsError::NoSpace => Some(Hint::MakeRoom),
         FsError::Exists => Some(Hint::ChooseOtherName),
         FsError::CrossSubvolume => Some(Hint::CopyInstead),
+        FsError::ReadOnly(FsError::OPENED_FOR_READING) => Some(Hint::OpenForChanges),
         FsError::ReadOnly(_) => Some(Hint::MakeWritable),
         FsError::NotEmpty => Some(Hint::RemoveContents),
         _ => None,
     }
 }
 
-/// What else than btrfs a file or device holds, as far as it is known.
-fn other_contents(path: &Path) -> Option<&'static str> {
+/// The refusal that names what else than btrfs a file or device holds, as far as it is known.
+fn other_contents(path: &Path) -> Option<Error> {
     // A name that is no path leads to no file: to say what went wrong, no server is asked once more.
     let device = FileDevice::open(path, &FileOptions::default().read_in_use(true)).ok()?;
-    oleo_mkfs::signature(&device).ok().flatten().filter(|what| !what.contains("btrfs"))
+    let what = signature(&device).ok().flatten().filter(|what| *what != BTRFS)?;
+    let refused = |text: String| Error::refused(errno::EINVAL, format!("{}: holds {what}{text}", path.display()));
+    if what == UNFINISHED {
+        return Some(refused(String::new()).with_hint(Hint::MakeAgain));
+    }
+    let Some(partitions) = partitions(&device).ok().flatten().filter(|found| !found.is_empty()) else {
+        let error = refused(", no btrfs".into());
+        return Some(if what == QCOW { error.with_hint(Hint::UseNbd) } else { error });
+    };
+    let with_btrfs: Vec<&Partition> = partitions.iter().filter(|partition| partition.is_btrfs).collect();
+    let starts = |of: &[&Partition]| {
+        let starts: Vec<String> =
+            of.iter().take(STARTS_SHOWN_MAX).map(|partition| partition.start.to_string()).collect();
+        format!("{}{}", starts.join(", "), if of.len() > STARTS_SHOWN_MAX { ", ..." } else { "" })
+    };
+    let text = match with_btrfs.as_slice() {
+        [] => format!(
+            ", no btrfs; its partitions, none with btrfs, begin at bytes {}",
+            starts(&partitions.iter().collect::<Vec<_>>())
+        ),
+        [one] => format!("; the partition with btrfs begins at byte {}", one.start),
+        several => format!("; partitions with btrfs begin at bytes {}", starts(several)),
+    };
+    Some(refused(text).with_hint(Hint::GiveOffset))
 }
+
+/// How many partitions a message names.
+const STARTS_SHOWN_MAX: usize = 8;
 
 impl Classified for Error {
     #[deny(clippy::wildcard_enum_match_arm)]

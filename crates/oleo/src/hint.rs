@@ -60,4 +60,12 @@ hints! {
     KeptInMemory,
     /// Some bytes of files could not be written and are lost; the file system is unmounted and everything else is on disk.
     RestIsOnDisk,
+    /// The image is a partition of the file or device: say where it begins ([`OpenOptions::offset`](crate::OpenOptions::offset)).
+    GiveOffset,
+    /// The image is in a format that another program reads: have it served as a network block device, and name that.
+    UseNbd,
+    /// The image was opened for reading: open it for changes ([`Access::Write`](crate::Access::Write)).
+    OpenForChanges,
+    /// The file system is being made or mkfs was interrupted: make it again.
+    MakeAgain,
 }

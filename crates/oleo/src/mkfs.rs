@@ -8,18 +8,20 @@ use std::sync::Arc;
 use oleo_device::{Device, DeviceError, FileDevice, FileOptions};
 use oleo_fs::data::DataOptions;
 use oleo_fs::{Clock, FixedClock, FsOptions, Time};
-use oleo_mkfs::{SeededUuids, fill_from_dir, fill_from_tar, trim};
+use oleo_mkfs::{SeededUuids, UNFINISHED, fill_from_dir, fill_from_layers, fill_from_tar, partitions, trim};
 
 #[cfg(feature = "nbd")]
 use crate::device::open::open_place;
 use crate::device::{Place, PlaceOptions};
-use crate::{Error, Hint, Image, OpenOptions, Result};
+use crate::{Error, ErrorKind, Hint, Image, OpenOptions, Result};
+
+mod needs;
 
 pub use crate::settings::{parse_checksum, random_seed, seed_from_text};
 pub use oleo_format::CsumType;
 pub use oleo_mkfs::{
     FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Progress, Reflink, Report, SubvolSpec,
-    TopAttributes, make,
+    TableEntry, TopAttributes, make, parse_table,
 };
 pub use oleo_volume::Profile;
 
@@ -46,6 +48,8 @@ pub enum Source {
     Dir(PathBuf),
     /// A tar archive, plain or compressed with gzip or zstd.
     Tar(Box<dyn Read + Send>),
+    /// Tar archives on top of each other, the lowest first, with whiteouts, as the layers of a container's image (OCI).
+    Layers(Vec<Box<dyn Read + Send>>),
 }
 
 /// How to make an image.
@@ -118,6 +122,8 @@ struct Target {
     /// There was nothing before: it goes away again when the work fails.
     created: bool,
     growing: bool,
+    /// Its old contents are gone, and it grows: nothing of it is kept if the work fails.
+    emptied: bool,
     len: u64,
 }
 
@@ -146,9 +152,13 @@ pub fn build<P: AsRef<Path>>(images: &[P], mut options: BuildOptions) -> Result<
     let mut targets = Vec::new();
     let result = build_all(images, &mut options, &mut targets);
     if result.is_err() {
-        for target in targets.iter().filter(|target| target.created) {
-            // The error that brought us here is the one to tell.
-            let _kept = fs::remove_file(&target.name);
+        for target in &targets {
+            // The error that ended the work is the one to report.
+            let _kept = match (target.created, target.emptied) {
+                (true, _) => fs::remove_file(&target.name),
+                (false, true) => fs::OpenOptions::new().write(true).open(&target.name).and_then(|file| file.set_len(0)),
+                (false, false) => Ok(()),
+            };
         }
     }
     result
@@ -164,7 +174,7 @@ fn build_all<P: AsRef<Path>>(
         targets.push(target);
     }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-    for target in targets.iter() {
+    for target in targets.iter_mut() {
         devices.push(open_target(target, options).map_err(|error| error.of_image(&target.name))?);
         if matches!(target.what, What::File) {
             let meta = fs::metadata(&target.name).map_err(Error::host("open", &target.name))?;
@@ -184,14 +194,18 @@ fn build_all<P: AsRef<Path>>(
     let (quota, simple) = (options.mkfs.features.quota, options.mkfs.features.simple_quota);
     if growing || options.shrink || quota || simple || !matches!(source, Source::Empty) {
         let image = open_made(devices.clone(), options, growing)?;
+        // Until everything is in it, no reader may take it for a file system: it would look clean, and be empty.
+        image.volume().mark_unfinished(true)?;
         if simple {
             image.quota_enable_simple()?;
         }
         let top = image.top()?;
         filled = match source {
             Source::Empty => Report::default(),
-            Source::Dir(dir) => fill_from_dir(image.fs(), &top, &dir, &options.fill)?,
+            Source::Dir(dir) => fill_from_dir(image.fs(), &top, &dir, &options.fill)
+                .map_err(|error| larger(error.into(), &dir, &made, devices.len()))?,
             Source::Tar(stream) => fill_from_tar(image.fs(), &top, stream, &options.fill)?,
+            Source::Layers(layers) => fill_from_layers(image.fs(), &top, layers, &options.fill)?,
         };
         if quota {
             image.quota_enable()?;
@@ -199,9 +213,25 @@ fn build_all<P: AsRef<Path>>(
         if growing || options.shrink {
             trim(image.fs(), if options.shrink { 0 } else { HEADROOM_BYTES })?;
         }
+        image.sync()?;
+        image.volume().mark_unfinished(false)?;
         image.close()?;
     }
     Ok(BuildReport { made, filled, bytes: devices.iter().map(|device| device.len()).sum() })
+}
+
+/// Names the size that suffices, if the source does not fit.
+fn larger(error: Error, dir: &Path, made: &Made, device_count: usize) -> Error {
+    if error.errno() != oleo_fs::errno::ENOSPC || error.kind() != ErrorKind::Refusal {
+        return error;
+    }
+    match needs::of_dir(dir, made, device_count as u64) {
+        Some(bytes) => {
+            let text = format!("no space left: {} needs about {} MiB", dir.display(), bytes.div_ceil(1 << 20));
+            Error::refused(oleo_fs::errno::ENOSPC, text).with_hint(Hint::MakeRoom)
+        }
+        None => error,
+    }
 }
 
 fn reflink(targets: &[Target], options: &BuildOptions) -> Result<Reflink> {
@@ -289,7 +319,14 @@ fn target(name: &Path, options: &BuildOptions) -> Result<Target> {
                 return Err(Error::refused(oleo_fs::errno::ENOSPC, text));
             }
             let len = device.len();
-            Ok(Target { name: name.to_owned(), what: What::Opened(device), created: false, growing: false, len })
+            Ok(Target {
+                name: name.to_owned(),
+                what: What::Opened(device),
+                created: false,
+                growing: false,
+                emptied: false,
+                len,
+            })
         }
     }
 }
@@ -301,7 +338,7 @@ fn volume_target(name: &Path, url: Box<oleo_remote::Url>, options: &BuildOptions
     }
     let growing = options.shrink && options.size.is_none() && !matches!(options.source, Source::Empty);
     let len = options.size.unwrap_or(if growing { GROWING_BYTES } else { REMOTE_BYTES });
-    Ok(Target { name: name.to_owned(), what: What::Volume(url), created: false, growing, len })
+    Ok(Target { name: name.to_owned(), what: What::Volume(url), created: false, growing, emptied: false, len })
 }
 
 /// Of what has a length of its own, nothing is cut off. It is said before anything is written.
@@ -324,13 +361,13 @@ fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
     let after = have.saturating_sub(options.offset);
     if is_block {
         must_be_whole(options)?;
-        let device = FileDevice::open(path, &FileOptions::default())?;
-        let whole = device.len().saturating_sub(options.offset);
-        let len = options.size.unwrap_or(whole).min(whole);
-        return Ok(Target { name: path.to_owned(), what: What::File, created, growing: false, len });
     }
-    // A file that is there and is not empty keeps its length.
-    let growing = options.size.is_none() && !empty && after == 0;
+    if is_block || (options.offset > 0 && have > 0) {
+        let len = part_of(path, options)?;
+        return Ok(Target { name: path.to_owned(), what: What::File, created, growing: false, emptied: false, len });
+    }
+    // A file that is there and is not empty keeps its length, unless it is to be as short as can be.
+    let growing = options.size.is_none() && !empty && (after == 0 || options.shrink);
     let len = match options.size {
         Some(size) => size,
         None if growing => 0,
@@ -340,7 +377,36 @@ fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
             return Err(Error::Request(what.into()).with_hint(Hint::GiveSize));
         }
     };
-    Ok(Target { name: path.to_owned(), what: What::File, created, growing, len })
+    Ok(Target { name: path.to_owned(), what: What::File, created, growing, emptied: false, len })
+}
+
+/// Bytes that the image may have on a block device, or in a file that holds more than it.
+fn part_of(path: &Path, options: &BuildOptions) -> Result<u64> {
+    let device = FileDevice::open(path, &FileOptions::default())?;
+    let whole = device.len().saturating_sub(options.offset);
+    if let Some(size) = options.size {
+        if size > whole {
+            let text = format!("there are {whole} bytes from byte {} on, not {size}", options.offset);
+            return Err(Error::refused(oleo_fs::errno::ENOSPC, text));
+        }
+        return Ok(size);
+    }
+    if options.offset == 0 {
+        return Ok(whole);
+    }
+    // Behind a partition are others, or the second copy of the table.
+    match partitions(&device)? {
+        None if whole == 0 => Err(Error::Request("the file ends there".into()).with_hint(Hint::GiveSize)),
+        None => Ok(whole),
+        Some(found) => {
+            let partition = found.iter().find(|partition| partition.start == options.offset);
+            let missing = || {
+                let text = format!("no partition begins at byte {} of the partition table", options.offset);
+                Error::Request(text).with_hint(Hint::GiveSize)
+            };
+            Ok(partition.ok_or_else(missing)?.len.min(whole))
+        }
+    }
 }
 
 /// Gives up what an old image holds, where the host or device can: a file becomes sparse.
@@ -355,13 +421,14 @@ fn discard(device: &dyn Device) -> Result<()> {
 fn must_be_free(device: &dyn Device, options: &BuildOptions) -> Result<()> {
     if !options.force
         && let Some(what) = oleo_mkfs::signature(device)?
+        && what != UNFINISHED
     {
         return Err(Error::refused(oleo_fs::errno::EEXIST, format!("holds {what}")).with_hint(Hint::Overwrite));
     }
     Ok(())
 }
 
-fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
+fn open_target(target: &mut Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
     match &target.what {
         What::File => {}
         #[cfg(feature = "nbd")]
@@ -406,6 +473,7 @@ fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device
         discard(&part)?;
         return Ok(Arc::new(part));
     }
+    target.emptied = true;
     device.set_len(0)?;
     let mut len = GROWING_BYTES;
     loop {

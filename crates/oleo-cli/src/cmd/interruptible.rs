@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::emulate_default_handler;
 
-use crate::out::Progress;
+use crate::out::{Progress, warn};
 
 /// How often the progress is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -41,4 +42,25 @@ pub(crate) fn interruptible<R>(
         });
         work()
     }))
+}
+
+/// Waits for a job that another process does. A signal ends this program alone, which says so.
+pub(crate) fn watched<R>(progress: &Progress, continues: &str, work: impl FnOnce() -> R) -> std::io::Result<R> {
+    interruptible(progress, || end_by_signal(continues), || {}, work)
+}
+
+/// Reports what an interruption leaves, and ends the program as the signal alone would.
+pub(crate) fn end_by_signal(text: &str) -> ! {
+    progress_ended();
+    warn(text);
+    // It returns only if the signal cannot be raised.
+    let _returned = emulate_default_handler(SIGINT);
+    std::process::exit(1);
+}
+
+/// Moves behind a line of progress at a terminal.
+fn progress_ended() {
+    if std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        eprintln!();
+    }
 }

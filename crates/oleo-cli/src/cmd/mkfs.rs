@@ -1,19 +1,25 @@
 //! `oleo mkfs`
 
+mod oci;
+mod owners;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use oleo::device::Place;
 use oleo::mkfs::{
     BuildOptions, BuildReport, FeatureSet, FillOptions, MkfsOptions, Profile, Source, SubvolSpec, TopAttributes,
 };
 use uuid::Uuid;
 
+pub(crate) use self::owners::under_fakeroot;
 use crate::args::{StoreArgs, size};
+use crate::cmd::interruptible::{end_by_signal, interruptible};
 use crate::out::{Out, human, json, misuse};
 
 /// Make a file system, empty or with the contents of a directory or tar archive
@@ -22,7 +28,13 @@ use crate::out::{Out, human, json, misuse};
     oleo mkfs --size 1G disk.img\n  \
     oleo mkfs --rootdir ./root s3://bucket/volume\n  \
     oleo mkfs --rootdir ./root --subvol ro:usr --compress zstd:3 --shrink disk.img\n  \
-    tar -c --xattrs . | oleo mkfs --tar - disk.img\n\n\
+    tar -c --xattrs . | oleo mkfs --tar - disk.img\n  \
+    oleo mkfs --oci ./layout:latest --size 2G disk.img\n  \
+    oleo mkfs --rootdir ./root --owner root --group root --owners devices.txt disk.img\n  \
+    oleo mkfs --rootdir ./root --offset 1M disk-with-partitions.img\n\n\
+    A line of --owners is PATH TYPE MODE UID GID MAJOR MINOR START INC COUNT, as in the device tables of genext2fs, mkfs.ubifs and \
+    Buildroot. TYPE is f (file), d (directory), r (directory with everything below it), c or b (device, made), p (fifo, made); - \
+    leaves an attribute as it is, and fields may be missing at the end: \"/etc/shadow f 640 0 42\", \"/dev/tty c 666 0 5 4 0 0 1 6\".\n\n\
     SOURCE_DATE_EPOCH makes times, and --seed (or, with SOURCE_DATE_EPOCH, a fixed seed) all identifiers \
     reproducible: same input, same bytes.")]
 pub(crate) struct Args {
@@ -30,11 +42,24 @@ pub(crate) struct Args {
     #[arg(value_name = "IMG", required_unless_present = "features")]
     images: Vec<PathBuf>,
     /// Copy the contents of this directory into the file system.
-    #[arg(long, value_name = "DIR", conflicts_with = "tar")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tar", "oci"])]
     rootdir: Option<PathBuf>,
-    /// Copy the contents of this tar archive into the file system (- for standard input; also gzip and zstd).
+    /// Copy the contents of this tar archive into the file system (- for standard input; also gzip and zstd). Repeat it for
+    /// layers, the lowest first: whiteouts (.wh.NAME) remove what is below.
+    #[arg(long, value_name = "FILE", conflicts_with = "oci")]
+    tar: Vec<PathBuf>,
+    /// Copy the layers of a container's image into the file system, from this OCI layout. TAG chooses one of several images.
+    #[arg(long, value_name = "DIR[:TAG]")]
+    oci: Option<PathBuf>,
+    /// Owner of everything in the source, in place of the owners there: a number or a name of this machine.
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+    /// Group of everything in the source, likewise.
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+    /// Owners and modes of single files and directories, and devices to be made: a device table, described below.
     #[arg(long, value_name = "FILE")]
-    tar: Option<PathBuf>,
+    owners: Option<PathBuf>,
     /// Make a directory of the source a subvolume. TYPE is rw, ro, default or default-ro; repeat it for each.
     #[arg(long, value_name = "[TYPE:]PATH")]
     subvol: Vec<OsString>,
@@ -48,7 +73,7 @@ pub(crate) struct Args {
     /// stores, where only what is written takes room].
     #[arg(long, short = 'b', value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
-    /// Offset of the image in the file, in bytes.
+    /// Offset of the image in the file, in bytes. In a file or disk with a partition table, the image ends with the partition.
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
     offset: u64,
     /// Truncate the image after the last byte that is needed.
@@ -69,7 +94,7 @@ pub(crate) struct Args {
     /// Size of a data block in bytes.
     #[arg(long, short = 's', value_name = "BYTES", default_value = "4096", value_parser = size)]
     sectorsize: u64,
-    /// Data profile: single, dup, raid0, raid1, raid1c3, raid1c4, raid10 [default: single].
+    /// Data profile: single, dup, raid0, raid1, raid1c3, raid1c4, raid10, raid5, raid6 [default: single].
     #[arg(long, short = 'd', value_name = "PROFILE")]
     data: Option<Profile>,
     /// Metadata profile [default: dup on one device, raid1 on several].
@@ -81,7 +106,8 @@ pub(crate) struct Args {
     /// Features to enable, or with ^ to disable, separated by commas; "list-all" lists them.
     #[arg(long, short = 'O', value_name = "LIST", value_delimiter = ',')]
     features: Vec<String>,
-    /// Owner and group of the top directory, as numbers [default: those of the source, or root].
+    /// Owner and group of the top directory, as numbers [default: those of the source; without a source those of the user, or
+    /// root if --seed or SOURCE_DATE_EPOCH is given].
     #[arg(long, value_name = "UID:GID")]
     top_owner: Option<String>,
     /// Permissions of the top directory, in octal [default: those of the source, or 755].
@@ -114,6 +140,12 @@ impl Args {
         if self.images.is_empty() {
             return Err(misuse!("missing argument IMG"));
         }
+        if self.rootdir.is_some() && self.owner.is_none() && self.owners.is_none() && under_fakeroot() {
+            return Err(misuse!(
+                "fakeroot has no effect on --rootdir: the owners and devices that it shows would be lost. Use \
+                 `fakeroot -i STATE tar -c . | oleo mkfs --tar - IMG`, or --owner and --owners, or `unshare -r oleo mkfs`"
+            ));
+        }
         let epoch = source_date_epoch()?;
         let progress = out.progress("filling");
         let options = BuildOptions::default()
@@ -126,6 +158,9 @@ impl Args {
                     .epoch_seconds(epoch)
                     .threads(self.threads)
                     .on_progress(progress.callback())
+                    .uid(self.uid()?)
+                    .gid(self.gid()?)
+                    .table(self.owners.as_deref().map(owners::table).transpose()?.unwrap_or_default())
                     .top(self.top()?),
             )
             .size(self.size)
@@ -134,7 +169,9 @@ impl Args {
             .force(self.force)
             .reflink(self.reflink)
             .places(self.store.places()?);
-        let report = oleo::mkfs::build(&self.images, options)?;
+        let new = new_files(&self.images);
+        let report =
+            interruptible(&progress, || interrupted(&new), || {}, || oleo::mkfs::build(&self.images, options))??;
         drop(progress);
         out.warnings(&report.filled.warnings);
         if self.json {
@@ -181,11 +218,25 @@ impl Args {
             .fsid(self.uuid)
             .seed(seed)
             .created_seconds(epoch.unwrap_or(i64::try_from(now)?));
+        // An empty file system is of use only to a user who may write to its top. Equal bytes for all users come first.
+        let is_users = self.rootdir.is_none() && self.tar.is_empty() && self.oci.is_none();
+        if is_users && self.seed.is_none() && epoch.is_none() {
+            options.top_uid = rustix::process::geteuid().as_raw();
+            options.top_gid = rustix::process::getegid().as_raw();
+        }
         let top = self.top()?;
-        options.top_uid = top.uid.unwrap_or(options.top_uid);
-        options.top_gid = top.gid.unwrap_or(options.top_gid);
+        options.top_uid = top.uid.or(self.uid()?).unwrap_or(options.top_uid);
+        options.top_gid = top.gid.or(self.gid()?).unwrap_or(options.top_gid);
         options.top_mode = top.mode.unwrap_or(options.top_mode);
         Ok(options)
+    }
+
+    fn uid(&self) -> anyhow::Result<Option<u32>> {
+        self.owner.as_deref().map(owners::user).transpose()
+    }
+
+    fn gid(&self) -> anyhow::Result<Option<u32>> {
+        self.group.as_deref().map(owners::group).transpose()
     }
 
     fn top(&self) -> anyhow::Result<TopAttributes> {
@@ -207,14 +258,38 @@ impl Args {
         if let Some(dir) = &self.rootdir {
             return Ok(Source::Dir(dir.clone()));
         }
-        let Some(tar) = &self.tar else { return Ok(Source::Empty) };
-        let stream: Box<dyn Read + Send> = if tar.as_os_str() == "-" {
-            Box::new(std::io::stdin())
-        } else {
-            Box::new(File::open(tar).with_context(|| format!("cannot open {}", tar.display()))?)
-        };
-        Ok(Source::Tar(stream))
+        if let Some(layout) = &self.oci {
+            return Ok(Source::Layers(oci::layers(layout)?));
+        }
+        let mut streams = self.tar.iter().map(|tar| open_tar(tar)).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(match streams.len() {
+            0 => Source::Empty,
+            1 => Source::Tar(streams.remove(0)),
+            _ => Source::Layers(streams),
+        })
     }
+}
+
+fn open_tar(tar: &Path) -> anyhow::Result<Box<dyn Read + Send>> {
+    if tar.as_os_str() == "-" {
+        return Ok(Box::new(std::io::stdin()));
+    }
+    Ok(Box::new(File::open(tar).with_context(|| format!("cannot open {}", tar.display()))?))
+}
+
+/// The image files that are not there yet.
+fn new_files(images: &[PathBuf]) -> Vec<PathBuf> {
+    let is_new = |path: &&PathBuf| Place::parse(path).is_ok_and(|place| place.is_file()) && !path.exists();
+    images.iter().filter(is_new).cloned().collect()
+}
+
+/// Ends the program at a signal. Nothing of a new image is left; in one that was there, no reader finds a file system.
+fn interrupted(new: &[PathBuf]) {
+    for path in new {
+        // It need not be there yet.
+        let _gone = std::fs::remove_file(path);
+    }
+    end_by_signal("interrupted: no file system was made")
 }
 
 /// `[TYPE:]PATH`

@@ -6,7 +6,8 @@ use oleo::fs::{NewInode, NewKind};
 use oleo::mkfs::FillOptions;
 
 use crate::args::{ImageArgs, InPath, SubvolArg};
-use crate::out::{Out, human};
+use crate::cmd::mkfs::under_fakeroot;
+use crate::out::{Out, human, warn};
 
 /// Copy a file or directory of the host into an image
 #[derive(clap::Args)]
@@ -33,6 +34,9 @@ impl Args {
         let bytes = if self.source.as_os_str() == "-" {
             image.put_stream(&start, std::io::stdin(), &self.dest.0, &NewInode::new(NewKind::File, 0o644))?
         } else {
+            if under_fakeroot() {
+                warn("fakeroot has no effect: files get the owners that they have without it");
+            }
             let progress = out.progress("copying");
             let options = FillOptions::default()
                 .compress(self.compress.as_deref().map(oleo::fs::parse_compress).transpose()?.flatten())

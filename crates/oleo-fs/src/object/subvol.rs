@@ -158,7 +158,7 @@ impl Subvol {
     /// Fails if nothing may be changed.
     pub(crate) fn writable(&self) -> Result<(), FsError> {
         if self.core.opts.read_only {
-            Err(FsError::ReadOnly("opened for reading"))
+            Err(FsError::ReadOnly(FsError::OPENED_FOR_READING))
         } else if self.is_read_only() {
             Err(FsError::ReadOnly("the subvolume is read-only"))
         } else if self.is_deleted() {

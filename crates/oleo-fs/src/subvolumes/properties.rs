@@ -62,7 +62,7 @@ impl Fs {
     }
 
     fn fs_writable(&self) -> Result<(), FsError> {
-        if self.options().read_only { Err(FsError::ReadOnly("opened for reading")) } else { Ok(()) }
+        if self.options().read_only { Err(FsError::ReadOnly(FsError::OPENED_FOR_READING)) } else { Ok(()) }
     }
 
     /// Makes a subvolume refuse changes, or allow them again. Changes are refused to every caller, so whoever fills a read-only

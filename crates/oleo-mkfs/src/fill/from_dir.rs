@@ -118,7 +118,7 @@ impl<'a> Filler<'a> {
                     if self.is_top {
                         self.installer.top_meta(&dir, meta)?;
                     } else {
-                        self.installer.dir_meta(&dir, &meta)?;
+                        self.installer.dir_meta(&dir, meta)?;
                     }
                 }
             }

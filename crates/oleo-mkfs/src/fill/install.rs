@@ -16,7 +16,7 @@ use oleo_fs::data::{Compress, Policy, Prepared, Stamp as Stamping};
 use oleo_fs::{Fs, FsError, InodeRef, NewInode, NewKind, NewSubvol, Rdev, ReadOnly, SetAttr, Time, Times, XattrMode};
 
 use super::entry::{Meta, Stamp, Stamps};
-use super::{FillOptions, Progress, Report, SubvolSpec, UnpreparedPiece, Whole};
+use super::{FillOptions, Progress, Report, SubvolSpec, UnpreparedPiece, Whole, table};
 use crate::MkfsError;
 
 /// Bytes of data that go to the file system in one batch.
@@ -27,6 +27,8 @@ const BATCH_PIECES: usize = 512;
 const INODES_PER_COMMIT: u64 = 40_000;
 /// Entries between two calls of the progress function.
 const ENTRIES_PER_REPORT: u64 = 256;
+/// Bytes of data between two calls of it.
+const BYTES_PER_REPORT: u64 = 32 << 20;
 /// How many warnings are kept.
 const WARNINGS_MAX: usize = 1000;
 
@@ -105,6 +107,7 @@ pub(super) struct Installer<'a> {
     file: Option<OpenFile>,
     inodes_since_commit: u64,
     entries_since_report: u64,
+    bytes_since_report: u64,
     /// Subvolumes made, each with its spec.
     subvols: Vec<(TreeId, SubvolSpec)>,
 }
@@ -120,6 +123,7 @@ impl<'a> Installer<'a> {
             file: None,
             inodes_since_commit: 0,
             entries_since_report: 0,
+            bytes_since_report: 0,
             subvols: Vec::new(),
         }
     }
@@ -142,10 +146,7 @@ impl<'a> Installer<'a> {
         add(&mut self.report.done);
         self.entries_since_report += 1;
         if self.entries_since_report >= ENTRIES_PER_REPORT {
-            self.entries_since_report = 0;
-            if let Some(on_progress) = &self.options.on_progress {
-                on_progress(&self.report.done);
-            }
+            self.report_progress();
         }
         self.inodes_since_commit += 1;
         if self.inodes_since_commit >= INODES_PER_COMMIT {
@@ -154,6 +155,13 @@ impl<'a> Installer<'a> {
             self.fs.sync()?;
         }
         Ok(())
+    }
+
+    fn report_progress(&mut self) {
+        (self.entries_since_report, self.bytes_since_report) = (0, 0);
+        if let Some(on_progress) = &self.options.on_progress {
+            on_progress(&self.report.done);
+        }
     }
 
     fn times(&self, stamps: Stamps) -> Times {
@@ -170,7 +178,8 @@ impl<'a> Installer<'a> {
     fn create(&mut self, dir: &InodeRef, name: &[u8], kind: NewKind<'_>, meta: &Meta) -> Result<InodeRef, MkfsError> {
         let times = self.times(meta.times);
         let new = NewInode::new(kind, meta.mode & 0o7777);
-        let new = new.uid(meta.uid).gid(meta.gid).times(Some(times)).plain(true);
+        let (uid, gid) = (self.options.uid.unwrap_or(meta.uid), self.options.gid.unwrap_or(meta.gid));
+        let new = new.uid(uid).gid(gid).times(Some(times)).plain(true);
         let inode = self.fs.create(dir, name, &new)?;
         self.xattrs(&inode, meta)?;
         if !meta.xattrs.is_empty() {
@@ -215,20 +224,31 @@ impl<'a> Installer<'a> {
         let tree = self.fs.subvol_create(parent, name, &NewSubvol::default())?;
         self.subvols.push((tree, spec.clone()));
         self.count(|done| done.subvols += 1)?;
-        Ok(self.fs.root(tree)?)
+        let root = self.fs.root(tree)?;
+        // An archive need not have an entry for it, from which it would get its owner later.
+        if self.options.uid.is_some() || self.options.gid.is_some() {
+            self.fs.set_attr(&root, &SetAttr::default().uid(self.options.uid).gid(self.options.gid))?;
+        }
+        Ok(root)
     }
 
     /// Gives the top directory its attributes: those of the source, unless others are requested.
     pub fn top_meta(&mut self, dir: &InodeRef, mut meta: Meta) -> Result<(), MkfsError> {
         let top = &self.options.top;
-        meta.uid = top.uid.unwrap_or(meta.uid);
-        meta.gid = top.gid.unwrap_or(meta.gid);
+        meta.uid = top.uid.or(self.options.uid).unwrap_or(meta.uid);
+        meta.gid = top.gid.or(self.options.gid).unwrap_or(meta.gid);
         meta.mode = top.mode.unwrap_or(meta.mode);
-        self.dir_meta(dir, &meta)
+        self.set_dir(dir, &meta)
     }
 
     /// Gives a directory its attributes.
-    pub fn dir_meta(&mut self, dir: &InodeRef, meta: &Meta) -> Result<(), MkfsError> {
+    pub fn dir_meta(&mut self, dir: &InodeRef, mut meta: Meta) -> Result<(), MkfsError> {
+        meta.uid = self.options.uid.unwrap_or(meta.uid);
+        meta.gid = self.options.gid.unwrap_or(meta.gid);
+        self.set_dir(dir, &meta)
+    }
+
+    fn set_dir(&mut self, dir: &InodeRef, meta: &Meta) -> Result<(), MkfsError> {
         self.end_file()?;
         self.xattrs(dir, meta)?;
         let attributes =
@@ -270,9 +290,13 @@ impl<'a> Installer<'a> {
         file.raw |= matches!(ready, Ready::Raw(_));
         let inode = file.inode.clone();
         self.report.done.data_bytes += ready.len();
+        self.bytes_since_report += ready.len();
         self.steps_bytes += ready.held_bytes();
         let source = file.source.clone();
         self.steps.push(Step::Data(inode, ready, source));
+        if self.bytes_since_report >= BYTES_PER_REPORT {
+            self.report_progress();
+        }
         if self.steps_bytes >= BATCH_BYTES || self.steps.len() >= BATCH_PIECES {
             self.run_steps()?;
         }
@@ -368,6 +392,12 @@ impl<'a> Installer<'a> {
         self.end_file()?;
         self.run_steps()?;
         self.fs.sync()?;
+        if !self.options.table.is_empty() {
+            // Entries that the table makes have the time of the file system itself.
+            let now = self.fs.attr(&self.fs.root(TreeId::FS)?).otime;
+            let times = Times { atime: now, mtime: now, ctime: now, otime: now };
+            table::apply(self.fs, &self.options.table, times)?;
+        }
         for (tree, spec) in std::mem::take(&mut self.subvols) {
             if spec.default {
                 self.fs.set_default(tree)?;
@@ -377,14 +407,12 @@ impl<'a> Installer<'a> {
             }
         }
         self.fs.sync()?;
-        if let Some(on_progress) = &self.options.on_progress {
-            on_progress(&self.report.done);
-        }
+        self.report_progress();
         Ok(self.report)
     }
 }
 
-fn only_times(times: Times) -> SetAttr {
+pub(super) fn only_times(times: Times) -> SetAttr {
     SetAttr::default()
         .atime(Some(times.atime))
         .mtime(Some(times.mtime))

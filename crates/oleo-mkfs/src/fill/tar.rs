@@ -94,6 +94,10 @@ fn decompressed(mut stream: Box<dyn Read + Send>) -> Result<Box<dyn Read + Send>
     let failed = |cause: io::Error| MkfsError::Tar { at: 0, what: cause.to_string() };
     let mut magic = Vec::new();
     stream.by_ref().take(6).read_to_end(&mut magic).map_err(failed)?;
+    if magic.is_empty() {
+        // It is what a program leaves that has failed before a pipe.
+        return Err(MkfsError::Tar { at: 0, what: "the stream is empty, which no archive is".into() });
+    }
     let whole = io::Cursor::new(magic.clone()).chain(stream);
     Ok(match magic.as_slice() {
         #[cfg(feature = "zlib")]
@@ -139,7 +143,16 @@ impl<R: Read, P: Send + 'static> Reader<R, P> {
                 None => Ok(false),
             }) {
                 Ok(true) => {}
-                Ok(false) | Err(None) => return,
+                Ok(false) => {
+                    if self.records.has_more() {
+                        let text =
+                            "what follows the end of the archive is left out (another archive, if several were joined)";
+                        // A receiver that has gone does not want the warning.
+                        let _gone = self.send(Event::Warning(text.into()));
+                    }
+                    return;
+                }
+                Err(None) => return,
                 Err(Some(error)) => {
                     // A receiver that has gone does not want the error either.
                     let _gone = self.sender.send(Err(error));

@@ -24,6 +24,10 @@ const DEVICE_RESERVED: u64 = MIB;
 /// All of a device's chunks start and end at multiples of this.
 const CHUNK_ALIGN: u64 = MIB;
 
+/// Tree blocks of the smallest metadata chunk: a volume in which no chunk can be added has to have them. The kernel reserves space for
+/// whole paths of tree blocks, some 5.5 MiB at 16 KiB for itself and more for each operation, and refuses every change without it.
+const METADATA_BLOCKS_MIN: u64 = 512;
+
 /// A chunk with its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
@@ -122,7 +126,8 @@ fn plan_for(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsError> {
 
     let system_bytes = share(smallest, 64, MIB, 8 * MIB);
     let metadata_max = options.metadata_chunk_max.unwrap_or(256 * MIB).clamp(4 * MIB, 256 * MIB);
-    let metadata_bytes = share(smallest, 10, 4 * MIB, metadata_max);
+    let metadata_min = (u64::from(options.nodesize) * METADATA_BLOCKS_MIN).clamp(4 * MIB, metadata_max);
+    let metadata_bytes = share(smallest, 10, metadata_min, metadata_max);
     let data_bytes = share(smallest, 16, MIB, 8 * MIB);
     let system = placer.place(BlockGroupFlags::SYSTEM, options.metadata, system_bytes)?;
     let (metadata, data) = if options.features.mixed {
@@ -241,13 +246,13 @@ mod tests {
         assert_eq!(parity.superblock_ranges(), rows);
     }
 
-    /// Goal: a device without room is refused, one of 16 MiB is enough.
+    /// Goal: a device without space is refused, one of 20 MiB is enough.
     #[test]
     fn small_devices() {
         let options = MkfsOptions::default().resolve(1).unwrap();
-        assert!(plan(&[16 * MIB], &options).is_ok());
+        assert!(plan(&[20 * MIB], &options).is_ok());
         // Growing by the reported amount is enough, and by less is not.
-        for len in [100 << 10, 2 * MIB, 8 * MIB, 10 * MIB] {
+        for len in [100 << 10, 2 * MIB, 8 * MIB, 19 * MIB] {
             let Err(MkfsError::TooSmall { device: 0, more, .. }) = plan(&[len], &options) else { panic!("{len}") };
             assert!(plan(&[len + more], &options).is_ok(), "{len}");
             assert!(plan(&[len + more - MIB], &options).is_err(), "{len}");

@@ -13,6 +13,7 @@ b'hello'
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Union
@@ -153,6 +154,16 @@ def create_in_memory(size: int) -> Image:
     return Image(_oleo.in_memory(size), ":memory:")
 
 
+def _must_be_number(name: str, value: object) -> None:
+    """Refuses what is neither an integer nor None, with the argument's name."""
+    if value is None:
+        return
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer (bytes as 1 << 30, not '1G'), not {value!r}") from None
+
+
 def mkfs(
     images: HostPath | Sequence[HostPath],
     size: int | None = None,
@@ -228,6 +239,8 @@ def mkfs(
         shrink=shrink,
         force=force,
     )
+    for name in ("size", "offset", "created", "nodesize", "sectorsize"):
+        _must_be_number(name, want[name])
     return MkfsReport(*_oleo.mkfs(names, want, tar, progress))
 
 

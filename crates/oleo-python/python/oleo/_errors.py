@@ -24,6 +24,10 @@ HINTS = {
     "StillMounted": "make room below the image: not everything could be written, and it is still mounted",
     "KeptInMemory": "make room below the image: not everything could be written, and its server goes on trying",
     "RestIsOnDisk": "some bytes of files are lost; everything else is on disk",
+    "GiveOffset": "the image is a partition: say where it begins (offset=)",
+    "UseNbd": "serve the image with qemu-nbd, and open nbd+unix:///?socket=SOCKET",
+    "OpenForChanges": 'open the image for changes (mode "r+")',
+    "MakeAgain": "mkfs did not finish: make the file system again",
 }
 
 

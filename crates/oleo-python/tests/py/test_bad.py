@@ -126,6 +126,8 @@ def test_errors_have_errno(image, disk):
     with pytest.raises(OSError) as there:
         oleo.mkfs(disk, 256 << 20)
     assert there.value.errno == errno.EEXIST and "force" in there.value.hint
+    with pytest.raises(TypeError, match="size must be an integer"):
+        oleo.mkfs(disk, "1G", force=True)
     with pytest.raises((ValueError, OSError)):
         oleo.mkfs(disk, 256 << 20, force=True, data="raid99")
     with pytest.raises(OSError):

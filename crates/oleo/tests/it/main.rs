@@ -3,6 +3,7 @@
 mod devices;
 mod examples;
 mod free_space;
+mod mkfs;
 mod raid_stripe;
 mod reloc;
 mod remap_tree;

@@ -23,6 +23,8 @@ const PAIRS_MAX: usize = 1 << 19;
 const GLOBAL_BYTES_MAX: usize = 64 << 10;
 /// Runs of data in one sparse file.
 const SPARSE_RUNS_MAX: usize = 1 << 20;
+/// Bytes of zeros after the end of an archive that are read.
+const PADDING_BYTES_MAX: u64 = 16 << 20;
 /// Digits of a number in the map of a sparse file, with blanks.
 const NUMBER_LEN_MAX: usize = 64;
 
@@ -147,6 +149,22 @@ impl<R: Read> Records<R> {
         let size = header.entry_size().map_err(|e| self.error(e.to_string()))?;
         self.take_size(size);
         Ok(Some(header))
+    }
+
+    /// Whether anything but zeros follows the end of the archive. The padding is read, so that the program that writes it to a
+    /// pipe does not fail; bytes that cannot be read count as none.
+    pub fn has_more(&mut self) -> bool {
+        let (mut buf, mut left) = ([0u8; 16 * BLOCK], PADDING_BYTES_MAX);
+        while left > 0 {
+            match self.inner.read(&mut buf) {
+                Ok(0) => return false,
+                Ok(n) if buf[..n].iter().any(|&b| b != 0) => return true,
+                Ok(n) => left = left.saturating_sub(n as u64),
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     fn take_size(&mut self, size: u64) {
