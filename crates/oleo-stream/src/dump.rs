@@ -27,10 +27,15 @@ impl Dumper {
     pub fn text(&mut self, command: &Command<'_>) -> String {
         let path = self.path(command);
         let mut line = format!("{:<16}{path}", command.kind().name());
-        let values = self.values(command);
-        for (at, (name, value)) in values.iter().enumerate() {
+        // btrfs shows only the path that a clone is from, and attributes without escapes for spaces.
+        let values =
+            self.values(command).into_iter().filter(|(name, _)| !matches!(*name, "clone_uuid" | "clone_transid"));
+        for (at, (name, value)) in values.enumerate() {
             let gap = if at == 0 { COLUMN.saturating_sub(line.chars().count()).max(1) } else { 1 };
-            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let shown = match (command, name) {
+                (Command::SetXattr { value, .. }, "data") => printable(&value[..value.len().min(VALUE_SHOWN_MAX)]),
+                _ => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+            };
             line.push_str(&format!("{:gap$}{name}={shown}", ""));
         }
         line.trim_end().to_owned()
@@ -151,6 +156,14 @@ fn escaped(bytes: &[u8]) -> String {
     text.replace(' ', "\\ ")
 }
 
+/// Text as it is; bytes that are none, and what a terminal would obey, escaped.
+fn printable(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,5 +191,19 @@ mod tests {
             r#"{"command":"write","len":3,"offset":4096,"path":"./s\\ 1/f","position":70}"#
         );
         assert_eq!(dumper.text(&Command::End), "end");
+        let set = dumper.text(&Command::SetXattr { path: b"f", name: b"user.x", value: b"a b" });
+        assert!(set.ends_with("name=user.x data=a b len=3"), "{set}");
+        let (clone_uuid, clone_path) = (uuid, &b"g"[..]);
+        let clone = Command::Clone {
+            path: b"f",
+            offset: 0,
+            len: 4096,
+            clone_uuid,
+            clone_ctransid: 7,
+            clone_path,
+            clone_offset: 0,
+        };
+        assert!(dumper.text(&clone).ends_with("from=./s\\ 1/g clone_offset=0"));
+        assert!(dumper.json(0, &clone).contains("clone_transid"));
     }
 }
