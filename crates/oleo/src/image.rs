@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use oleo_device::{Device, FileOptions};
-use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
+use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, SuperFlags, TreeId};
 use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions, errno};
 use oleo_jobs::{Balancer, Members, Replacer, Scrubber};
 use oleo_txn::{Engine, EngineOptions};
@@ -482,9 +482,11 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
     let mut places = options.places.clone();
     // Others may have what one of them has.
     places.mirrored(!options.devices.is_empty() || !options.scan.is_empty());
+    // Nothing is written to a seed, so that it can be read for several volumes at a time. A volume is not of one device if it has one.
+    let reads_seeds = options.writes() && !(options.devices.is_empty() && options.scan.is_empty());
     let open = |place: &Place, offset: u64, claimed: bool| {
         let how = FileOptions::default()
-            .write(options.writes() && options.sprout.is_none())
+            .write(options.writes() && options.sprout.is_none() && !(reads_seeds && is_seed(place, offset)))
             .offset(offset)
             .read_in_use(options.access == Access::ReadOnlyInUse)
             .claimed(claimed);
@@ -527,6 +529,15 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
         Some(error) if devices.is_empty() => Err(error),
         _ => Ok(devices),
     }
+}
+
+/// Whether a file or block device is of a seed, which other volumes are made of.
+fn is_seed(place: &Place, offset: u64) -> bool {
+    let Place::File(path) = place else { return false };
+    // A device that cannot be read fails where it is opened.
+    let device = FileDevice::open(path, &FileOptions::default().offset(offset).read_in_use(true)).ok();
+    let sb = device.and_then(|device| oleo_volume::read_super(&device).ok());
+    sb.is_some_and(|sb| sb.flags().contains(SuperFlags::SEEDING))
 }
 
 /// Whether a device that cannot be opened may count as missing: if that is wanted, where it fails, is damaged, or is not there.

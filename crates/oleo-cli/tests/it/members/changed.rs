@@ -241,15 +241,20 @@ fn make_seed(dir: &Path) -> Vec<u8> {
 }
 
 /// Goal: a volume is made of a seed, which stays as it is; both are read together, by the kernel, too; without the seed, when it is removed.
+/// Another volume of the same seed is mounted meanwhile.
 #[test]
 fn of_a_seed() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let dir = scratch.path();
     let before = make_seed(dir);
-    files(dir, &["new"], 700 << 20);
+    files(dir, &["new", "second"], 700 << 20);
     ok(dir, &["device", "add", "new", "seed"]);
     assert!(fs::read(dir.join("seed")).unwrap() == before, "the seed stays as it is");
+    ok(dir, &["device", "add", "second", "seed"]);
+    scratch.dir("m").unwrap();
+    ok(dir, &["mount", "second", "seed", "m"]);
+    let unmount = Unmount(dir);
     // btrfs check 6.2 takes places on a seed for ones beyond the device.
     let mounted = oracle.mount(&[dir.join("new"), dir.join("seed")], "").unwrap();
     for name in ["one", "two"] {
@@ -258,6 +263,8 @@ fn of_a_seed() {
     fs::write(mounted.path().join("k"), noise("k", LEN)).unwrap();
     mounted.unmount().unwrap();
     fill(dir, &["new", "seed"], &["three"]);
+    fs::write(dir.join("m/beside"), "written while the other volume reads the seed, too").unwrap();
+    drop(unmount);
     ok(dir, &["device", "remove", "1", "new", "--device", "seed"]);
     assert!(fs::read(dir.join("seed")).unwrap() == before, "the seed stays as it is");
     kernel_carries_on(oracle, dir, &["new"], &["one", "two", "three"], "without the seed");
