@@ -5,9 +5,11 @@
 
 mod args;
 mod cmd;
+mod examples;
 mod out;
 mod redundancy;
 mod target;
+mod unsupported;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -63,8 +65,14 @@ fn parse() -> anyhow::Result<Cli> {
     #[cfg(feature = "fuse")]
     let given = given_by_mount(given)?;
     let mut command = command();
-    let matches = command.clone().try_get_matches_from(cmd::balance::start::with_equals(given));
+    let matches = command.clone().try_get_matches_from(cmd::balance::start::with_equals(given.clone()));
     let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    if let Err(error) = &cli
+        && matches!(error.kind(), clap::error::ErrorKind::InvalidSubcommand | clap::error::ErrorKind::UnknownArgument)
+        && let Some(refusal) = unsupported::refusal(&given)
+    {
+        return Err(refusal);
+    }
     Ok(cli.map_err(|error| error.format(&mut command)).unwrap_or_else(|error| error.exit()))
 }
 
@@ -80,7 +88,7 @@ fn given_by_mount(mut given: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
 
 /// The grammar, with help pages that people read.
 fn command() -> clap::Command {
-    with_plain_arguments(Cli::command())
+    examples::with_examples(with_plain_arguments(Cli::command()))
 }
 
 /// Writes out what arguments a command takes if its only one stands for several (`[IMG] PATH`), which would be put in brackets.

@@ -10,7 +10,7 @@ use oleo::ErrorKind;
 use oleo::control::{BalanceChange, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Reply, Request};
 use rustix::io::Errno;
 
-use crate::cmd::interruptible::interruptible;
+use crate::cmd::interruptible::{interruptible, watched};
 use crate::out::{Out, Said, human, misuse};
 use crate::target::{self, Access, Target, VolumeArg, answer};
 
@@ -141,14 +141,19 @@ fn run_here(balancer: &oleo::balance::Balancer, out: &Out) -> anyhow::Result<Bal
 /// Waits while a mount does it.
 fn wait(on: &VolumeArg, target: &Target, out: &Out, number: u64) -> anyhow::Result<BalanceStatus> {
     let progress = out.progress("balance");
-    loop {
-        let status = look(on, target)?;
-        if status.number != number || status.state != BalanceState::Running {
-            return Ok(status);
+    let path = on.path.display();
+    let continues =
+        format!("the mount continues the balance: `oleo balance pause {path}` or `oleo balance cancel {path}` ends it");
+    watched(&progress, &continues, || {
+        loop {
+            let status = look(on, target)?;
+            if status.number != number || status.state != BalanceState::Running {
+                return Ok(status);
+            }
+            progress.show(line(&status.progress));
+            thread::sleep(LOOK_EVERY);
         }
-        progress.show(line(&status.progress));
-        thread::sleep(LOOK_EVERY);
-    }
+    })?
 }
 
 fn print_end(on: &VolumeArg, out: &Out, status: &BalanceStatus) -> anyhow::Result<()> {

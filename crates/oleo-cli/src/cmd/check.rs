@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use oleo::check::{CheckOptions, Counts, Finding, Progress, Report, Severity, Start};
+use oleo::Image;
+use oleo::check::{CheckOptions, Counts, Finding, Kind, Progress, Report, Severity, Start};
 use serde_json::json;
 
 use crate::args::ImageArgs;
-use crate::out::{DAMAGED, Out, human, json, println_or_end};
+use crate::out::{DAMAGED, Out, human, json, println_or_end, text as escaped};
 
 /// Check an image, without changing it
 ///
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     /// Show JSON.
     #[arg(long)]
     json: bool,
-    /// Show progress, with an estimate of the total.
+    /// Show progress, with an estimate of the total, also where standard error is no terminal.
     #[arg(long, short)]
     progress: bool,
     /// Accepted for compatibility: both modes are the same.
@@ -67,25 +68,58 @@ impl Args {
 
     fn check(&self, out: &Out) -> oleo::Result<Report> {
         let line = Line { began: Instant::now(), shown: AtomicU64::new(0) };
-        let show = |progress: Progress| line.show(&progress);
+        let bar = out.progress("checking");
+        let show = |progress: Progress| match self.progress {
+            true => line.show(&progress),
+            false => bar.show(shown(&progress)),
+        };
         let how = CheckOptions::default()
             .threads(self.threads)
             .data(self.data)
             .kept_max(self.max)
-            .progress(self.progress.then_some(&show));
+            .progress((self.progress || bar.is_shown()).then_some(&show));
         let mut open = self.image.options()?;
         open.devices.extend_from_slice(&self.more);
         let start = Start::default().backup(self.backup.then_some(0)).super_copy(self.super_copy.map(usize::from));
         let report = oleo::check::image(&self.image.image, &open, start, &how);
+        drop(bar);
         if self.progress {
             eprintln!();
         }
         let report = report?;
+        let files = Files::of(&report, || Image::open(&self.image.image, &open));
         match self.json {
-            true => json(&as_json(&report)),
-            false => print_report(out, &report, line.began),
+            true => json(&as_json(&report, &files)),
+            false => print_report(out, &report, &files, line.began),
         }
         Ok(report)
+    }
+}
+
+/// The files of bad data, for each finding about data.
+struct Files(Vec<Vec<String>>);
+
+/// Names that are shown for one finding.
+const NAMES_MAX: usize = 100;
+
+impl Files {
+    /// Asks the volume, which is opened only if there is bad data. One that cannot be opened has no names to give.
+    fn of(report: &Report, open: impl FnOnce() -> oleo::Result<Image>) -> Files {
+        let address = |finding: &Finding| match finding.kind {
+            Kind::DataChecksum | Kind::DataUnreadable | Kind::DataMirror => finding.at.block,
+            _ => None,
+        };
+        let mut names = vec![Vec::new(); report.findings.len()];
+        if report.findings.iter().any(|finding| address(finding).is_some())
+            && let Ok(image) = open()
+        {
+            for (finding, names) in report.findings.iter().zip(&mut names) {
+                let places = address(finding).and_then(|at| image.files_at(at).ok()).unwrap_or_default();
+                let paths = places.into_iter().flat_map(|place| place.paths).map(|path| escaped(&path.0));
+                names.extend(paths.take(NAMES_MAX));
+            }
+        }
+        Files(names)
     }
 }
 
@@ -102,16 +136,21 @@ impl Line {
         if self.shown.fetch_max(now + 1, Ordering::Relaxed) > now {
             return;
         }
-        let percent = (progress.done.min(progress.expected) * 100).checked_div(progress.expected).unwrap_or(100);
-        let amount = |n| if progress.what == "data" { human(n) } else { n.to_string() };
-        let (done, expected) = (amount(progress.done), amount(progress.expected));
-        eprint!("\r{} {done} of at most {expected} ({percent} %)   ", progress.what);
+        eprint!("\r{}   ", shown(progress));
     }
 }
 
-fn print_report(out: &Out, report: &Report, began: Instant) {
-    for finding in &report.findings {
-        println_or_end(&text(finding));
+fn shown(progress: &Progress) -> String {
+    let percent = (progress.done.min(progress.expected) * 100).checked_div(progress.expected).unwrap_or(100);
+    let amount = |n| if progress.what == "data" { human(n) } else { n.to_string() };
+    let (done, expected) = (amount(progress.done), amount(progress.expected));
+    format!("{} {done} of at most {expected} ({percent} %)", progress.what)
+}
+
+fn print_report(out: &Out, report: &Report, files: &Files, began: Instant) {
+    for (finding, names) in report.findings.iter().zip(&files.0) {
+        let end = if names.is_empty() { String::new() } else { format!("; files: {}", names.join(", ")) };
+        println_or_end(&format!("{}{end}", text(finding)));
     }
     for (kind, count) in &report.left_out {
         println_or_end(&format!("{kind}: {count} more"));
@@ -174,8 +213,8 @@ fn severity_name(severity: Severity) -> &'static str {
     }
 }
 
-fn as_json(report: &Report) -> serde_json::Value {
-    let finding = |f: &Finding| {
+fn as_json(report: &Report, files: &Files) -> serde_json::Value {
+    let finding = |(f, names): (&Finding, &Vec<String>)| {
         json!({
             "severity": severity_name(f.severity),
             "kind": f.kind.name(),
@@ -185,6 +224,7 @@ fn as_json(report: &Report) -> serde_json::Value {
             "device": f.at.device,
             "have": f.have,
             "want": f.want,
+            "files": names,
         })
     };
     let left_out: serde_json::Map<_, _> =
@@ -208,7 +248,7 @@ fn as_json(report: &Report) -> serde_json::Value {
         "clean": report.is_clean(),
         "sound": !report.has_errors(),
         "metadata_only": report.metadata_only,
-        "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
+        "findings": report.findings.iter().zip(&files.0).map(finding).collect::<Vec<_>>(),
         "left_out": left_out,
         "counts": {
             "blocks": blocks, "leaves": leaves, "log_blocks": log_blocks, "extents": extents, "data_extents": data_extents,

@@ -5,11 +5,13 @@ mod show;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use anyhow::Context;
 use oleo::control::{NewLimit, QuotaChange, Request, WhichGroup};
+use oleo::fs::Ino;
 
-use crate::args::{DeviceArgs, qgroup, size};
+use crate::args::{DeviceArgs, qgroup, size, subvol_ref};
 use crate::out::{Out, misuse};
-use crate::target::{self, Access};
+use crate::target::{self, Access, Target};
 
 /// Manage quota groups
 #[derive(clap::Subcommand)]
@@ -35,11 +37,11 @@ impl Command {
             Command::Destroy(args) => args.change(out, QuotaChange::Destroy { id: args.id }, "destroyed"),
             Command::Assign(args) => {
                 let rescan = !args.no_rescan;
-                args.change(out, QuotaChange::Assign { member: args.member, parent: args.parent, rescan })
+                args.change(out, |member, parent| QuotaChange::Assign { member, parent, rescan }, "is in")
             }
             Command::Remove(args) => {
                 let rescan = !args.no_rescan;
-                args.change(out, QuotaChange::Remove { member: args.member, parent: args.parent, rescan })
+                args.change(out, |member, parent| QuotaChange::Remove { member, parent, rescan }, "is not in")
             }
             Command::Limit(args) => args.run(out),
             Command::ClearStale(args) => args.run(out),
@@ -63,9 +65,9 @@ pub(crate) struct One {
 // The variants of the command describe what it does with the groups.
 #[derive(clap::Args)]
 pub(crate) struct Pair {
-    /// Quota group that is the member: LEVEL/NUMBER.
-    #[arg(value_name = "MEMBER", value_parser = qgroup)]
-    member: u64,
+    /// Quota group that is the member: LEVEL/NUMBER, or the path of a subvolume, whose group it is.
+    #[arg(value_name = "MEMBER|SUBVOL")]
+    member: OsString,
     /// Quota group that it is a member of: LEVEL/NUMBER.
     #[arg(value_name = "PARENT", value_parser = qgroup)]
     parent: u64,
@@ -129,14 +131,35 @@ impl One {
 }
 
 impl Pair {
-    fn change(&self, out: &Out, change: QuotaChange) -> anyhow::Result<()> {
+    fn change(&self, out: &Out, change: impl FnOnce(u64, u64) -> QuotaChange, done: &str) -> anyhow::Result<()> {
         let target = target::open(&self.path, &self.others, Access::Write, None)?;
-        let (member, parent) = (shown(self.member), shown(self.parent));
-        let done = if matches!(change, QuotaChange::Assign { .. }) { "is in" } else { "is not in" };
-        target.ask_of(self.path.as_os_str(), Request::QuotaChange { change })?;
+        let id = self.member_id(&target)?;
+        target.ask_of(self.path.as_os_str(), Request::QuotaChange { change: change(id, self.parent) })?;
         target.close()?;
-        out.note(format!("{member}: {done} {parent} now"));
+        out.note(format!("{}: {done} {} now", shown(id), shown(self.parent)));
         Ok(())
+    }
+
+    /// The group that is named, or that of the subvolume.
+    fn member_id(&self, target: &Target) -> anyhow::Result<u64> {
+        let text = self.member.to_str().unwrap_or_default();
+        let digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        if text.split_once('/').is_some_and(|(level, number)| digits(level) && digits(number)) {
+            return qgroup(text).map_err(|why| misuse!("{why}"));
+        }
+        match target {
+            Target::Image { image, .. } => {
+                let found = image.subvol(subvol_ref(&self.member)).with_context(|| text.to_owned())?;
+                Ok(found.tree().0)
+            }
+            Target::Mount { .. } => {
+                let found = target.at(&self.member)?;
+                match found.ino == Ino::ROOT_DIR && found.path.0.is_empty() {
+                    true => Ok(found.tree.0),
+                    false => Err(misuse!("{} is neither a quota group nor a subvolume", self.member.display())),
+                }
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use oleo::control::{DeviceChange, ReplaceState, ReplaceStatus, Reply, Request, WhichDevice};
 use oleo::devices::absolute;
 
-use crate::cmd::interruptible::interruptible;
+use crate::cmd::interruptible::{interruptible, watched};
 use crate::out::{Out, Said, human, json, println_or_end};
 use crate::redundancy::{self, RedundancyArg};
 use crate::target::{Access, Target, VolumeArg, answer};
@@ -132,14 +132,19 @@ fn follow(on: &VolumeArg, target: Target, out: &Out, wait: bool, redundancy: &Re
             out.note(format!("{path}: begun; `oleo replace status` shows the progress"));
             return Ok(());
         }
-        Target::Mount { .. } => loop {
-            let status = look(on, &target)?;
-            if status.state != ReplaceState::Started {
-                break;
-            }
-            progress.show(line(&status));
-            thread::sleep(LOOK_EVERY);
-        },
+        Target::Mount { .. } => {
+            let continues = format!("the mount continues the replacement: `oleo replace cancel {path}` ends it");
+            watched(&progress, &continues, || -> anyhow::Result<()> {
+                loop {
+                    let status = look(on, &target)?;
+                    if status.state != ReplaceState::Started {
+                        return Ok(());
+                    }
+                    progress.show(line(&status));
+                    thread::sleep(LOOK_EVERY);
+                }
+            })??;
+        }
     }
     let status = look(on, &target)?;
     let reduced = redundancy::look(&target)?;

@@ -227,6 +227,16 @@ fn complaints() {
     assert!(!dir.join("j").exists(), "what was not completed is not left behind");
     std::fs::write(dir.join("junk"), vec![1; 1 << 20]).unwrap();
     assert!(fails(dir, 3, &["ls", "junk"]).contains("superblock"));
+    assert!(fails(dir, 1, &["check", "--repair", "i"]).contains("not supported"));
+    assert!(fails(dir, 2, &["mkfs", "--rootdir", "d", "--owner", "no-such-user", "n"]).contains("no-such-user"));
+    assert!(ok(dir, &["filesystem", "usage", "-h", "i"]).contains("MiB"));
+    let faked = std::process::Command::new(env!("CARGO_BIN_EXE_oleo"))
+        .args(["mkfs", "--rootdir", ".", "n"])
+        .env("FAKEROOTKEY", "1")
+        .current_dir(dir)
+        .output()
+        .unwrap();
+    assert!(!faked.status.success() && String::from_utf8_lossy(&faked.stderr).contains("--owner"));
     assert!(fails(dir, 1, &["cat", "i", "d"]).ends_with("is a directory\n"));
     assert!(fails(dir, 2, &["mkfs", "-O", "no-holes"]).contains("IMG"));
     assert!(ok(dir, &["mkfs", "-O", "list-all"]).contains("block-group-tree"));

@@ -78,7 +78,8 @@ fn groups() {
     assert!(fails(dir, &["qgroup", "destroy", "1/7", "i"]).contains("in use"));
     ok(dir, &["subvolume", "delete", "i", "s"]);
     assert!(!ok(dir, &["qgroup", "show", "i"]).contains("0/257"), "its group went with it");
-    ok(dir, &["qgroup", "remove", "0/256", "1/7", "i"]);
+    assert!(ok(dir, &["qgroup", "remove", "a", "1/7", "i"]).contains("0/256"), "a path names the subvolume's group");
+    assert!(fails(dir, &["qgroup", "remove", "a/f", "1/7", "i"]).contains("a/f"));
     ok(dir, &["qgroup", "destroy", "1/7", "i"]);
     ok(dir, &["qgroup", "clear-stale", "i"]);
     ok(dir, &["quota", "rescan", "-w", "i"]);

@@ -16,7 +16,8 @@ use crate::target::VolumeArg;
 ///
 /// Filters, separated by commas: profiles=A|B, usage=PERCENT (at most) or usage=A..B, devid=N, drange=A..B (bytes of that device),
 /// vrange=A..B (logical bytes), limit=N or limit=A..B (number of groups), stripes=A..B, convert=PROFILE, soft (with convert: skip
-/// groups that have the profile). Profiles: single, dup, raid0, raid1, raid1c3, raid1c4, raid10.
+/// groups that have the profile). Profiles: single, dup, raid0, raid1, raid1c3, raid1c4, raid10,
+/// raid5, raid6.
 #[derive(clap::Args)]
 #[command(override_usage = "oleo balance start [OPTIONS] [-d[=FILTERS]] [-m[=FILTERS]] [-s[=FILTERS]] IMG|PATH")]
 pub(crate) struct Args {

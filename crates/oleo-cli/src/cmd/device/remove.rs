@@ -2,7 +2,7 @@
 
 use oleo::control::{DeviceChange, DeviceJob, Reply, Request, WhichDevice};
 
-use crate::cmd::interruptible::interruptible;
+use crate::cmd::interruptible::{end_by_signal, interruptible};
 use crate::out::{Out, Progress, misuse};
 use crate::redundancy::{self, RedundancyArg};
 use crate::target::{Access, Target, VolumeArg, answer};
@@ -56,10 +56,25 @@ impl Args {
 
     /// Has it done and shows the progress. A signal ends what this process does itself.
     fn follow(&self, target: &Target, out: &Out, request: Request) -> anyhow::Result<Reply> {
-        let Target::Image { image, .. } = target else { return Ok(target.ask(request)?) };
         let progress = out.progress("remove");
+        let Target::Image { image, .. } = target else { return self.watch(target, &progress, request) };
         let shown = || show(&progress, image.members().status());
         Ok(interruptible(&progress, || image.members().interrupt(), shown, || target.ask(request))??)
+    }
+}
+
+impl Args {
+    /// Waits while a mount does it, and shows the progress. Another connection asks the mount for it.
+    fn watch(&self, target: &Target, progress: &Progress, request: Request) -> anyhow::Result<Reply> {
+        let path = self.on.path.display();
+        let continues = format!("the mount continues the removal: `oleo device remove cancel {path}` ends it");
+        let other = progress.is_shown().then(|| self.on.open(Access::Read)).transpose()?;
+        let shown = || {
+            if let Some(Ok(Reply::DeviceJob(job))) = other.as_ref().map(|other| other.ask(Request::DeviceJob)) {
+                show(progress, job);
+            }
+        };
+        Ok(interruptible(progress, || end_by_signal(&continues), shown, || target.ask(request))??)
     }
 }
 

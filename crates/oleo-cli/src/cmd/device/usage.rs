@@ -8,6 +8,7 @@ use crate::target::{Access, VolumeArg, answer};
 
 /// Show what each device is used for
 #[derive(clap::Args)]
+#[command(disable_help_flag = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     on: VolumeArg,

@@ -8,6 +8,7 @@ use crate::target::{Access, VolumeArg, answer};
 
 /// Show total and used space by type and profile
 #[derive(clap::Args)]
+#[command(disable_help_flag = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     on: VolumeArg,

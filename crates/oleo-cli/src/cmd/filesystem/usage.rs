@@ -8,6 +8,7 @@ use crate::target::{Access, VolumeArg, answer};
 
 /// Show space usage: overall, by type and profile, by device
 #[derive(clap::Args)]
+#[command(disable_help_flag = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     on: VolumeArg,
@@ -46,7 +47,7 @@ impl Args {
     }
 
     fn show(&self, usage: &Usage, sums: &Sums) {
-        let line = |what: &str, value: String| println_or_end(&format!("    {:<32}{value:>16}", format!("{what}:")));
+        let line = |what: &str, value: String| println_or_end(&overall(what, &value, ""));
         println_or_end("Overall:");
         line("Device size", self.bytes(sums.size));
         line("Device allocated", self.bytes(sums.allocated));
@@ -54,9 +55,11 @@ impl Args {
         line("Device missing", self.bytes(sums.missing));
         line("Used", self.bytes(sums.used));
         let (free, least) = (self.bytes(usage.data_free.0), self.bytes(usage.data_free_min.0));
-        line("Free (estimated)", format!("{free}      (min: {least})"));
+        println_or_end(&overall("Free (estimated)", &free, &format!("\t(min: {least})")));
+        line("Free (statfs, df)", self.bytes(usage.statfs_free.0));
         line("Data ratio", format!("{:.2}", sums.data_ratio));
         line("Metadata ratio", format!("{:.2}", sums.metadata_ratio));
+        line("Multiple profiles", if has_several_profiles(&usage.groups) { "yes" } else { "no" }.into());
         for group in &usage.groups {
             let (total, used) = (self.bytes(group.total.0), self.bytes(group.used.0));
             let percent = group.used.0 as f64 * 100.0 / group.total.0.max(1) as f64;
@@ -73,6 +76,16 @@ impl Args {
             println_or_end(&format!("   {}\t{left:>16}", device.path.display()));
         }
     }
+}
+
+/// A line of the first part: values end in one column, whatever is behind them.
+fn overall(what: &str, value: &str, behind: &str) -> String {
+    format!("    {:<32}{value:>16}{behind}", format!("{what}:"))
+}
+
+/// Whether groups of one type have different profiles, as an unfinished conversion leaves them.
+fn has_several_profiles(groups: &[GroupUsed]) -> bool {
+    groups.iter().any(|one| groups.iter().any(|other| one.kind == other.kind && one.profile != other.profile))
 }
 
 /// Bytes on devices that a group's chunks have.
@@ -129,9 +142,23 @@ fn as_json(usage: &Usage, sums: &Sums) -> serde_json::Value {
         "used": sums.used,
         "free_estimated": usage.data_free,
         "free_min": usage.data_free_min,
+        "free_statfs": usage.statfs_free,
         "data_ratio": sums.data_ratio,
         "metadata_ratio": sums.metadata_ratio,
         "groups": groups.collect::<Vec<_>>(),
         "devices": devices.collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: all values end in one column, also those with text behind them.
+    #[test]
+    fn values_stand_in_one_column() {
+        let ends = |line: String| line.find("GiB").unwrap();
+        let free = overall("Free (estimated)", "1.00GiB", "\t(min: 512.00MiB)");
+        assert_eq!(ends(free), ends(overall("Used", "12.00GiB", "")));
+    }
 }

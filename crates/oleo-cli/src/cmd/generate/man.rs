@@ -8,6 +8,7 @@ use clap::CommandFactory;
 use clap_mangen::Man;
 
 use crate::Cli;
+use crate::examples::with_examples;
 
 /// Pages are of section 8: commands that administer a system.
 const SECTION: &str = "8";
@@ -123,13 +124,18 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
         "halt_poll=auto|on|off",
         "halt_poll=off",
         "While requests come in quick succession over io_uring, threads of class SCHED_IDLE keep the idle processor awake, since waking it costs more than \
-         answering. auto: on virtual machines (x86). It takes processor time that nobody else wants.",
+         answering. auto: on virtual machines (x86). Off by default: on a busy machine it takes processor time from other programs.",
     ),
     (
         "writeback_cache",
         "writeback_cache",
         "The kernel keeps what was written and writes it later: faster where much is written in small pieces, slower where many files are opened. What could \
          not be written is reported by fsync(2) and close(2), not by write(2).",
+    ),
+    (
+        "ssd, nossd, autodefrag, noacl, notreelog, lazytime ...",
+        "ssd,autodefrag",
+        "Options of btrfs that mean nothing here are ignored with a message.",
     ),
     ("nosuid, nodev, noexec, sync, dirsync, user, users, owner, group", "nosuid,nodev,noexec", "As in mount(8)."),
     #[cfg(feature = "remote")]
@@ -142,7 +148,7 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
 
 /// Writes all pages into a directory.
 pub(super) fn write(dir: &Path) -> io::Result<()> {
-    let mut command = Cli::command().disable_help_subcommand(true);
+    let mut command = with_examples(Cli::command()).disable_help_subcommand(true);
     command.build();
     pages(&command, None, dir)?;
     std::fs::write(dir.join("mount.fuse.oleo.8"), mount_helper())
@@ -187,7 +193,7 @@ fn page(command: &clap::Command, above: Option<&str>, mut see: Vec<String>) -> i
         }
         (Some(_), Some(text)) => {
             let text = text.to_string();
-            let (title, text) = match text.strip_prefix("Examples:\n") {
+            let (title, text) = match text.strip_prefix("Examples:\n").or(text.strip_prefix("Example:\n")) {
                 Some(rest) => ("EXAMPLES", rest),
                 None => ("NOTES", text.as_str()),
             };
