@@ -194,6 +194,14 @@ oleo_format::setters!(SetAttr {
     opened: bool,
 });
 
+impl SetAttr {
+    /// Sets all four times.
+    pub fn all_times(self, times: Times) -> SetAttr {
+        let Times { atime, mtime, ctime, otime } = times;
+        SetAttr { atime: Some(atime), mtime: Some(mtime), ctime: Some(ctime), otime: Some(otime), ..self }
+    }
+}
+
 /// The four times of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Times {

@@ -183,7 +183,7 @@ impl<'a> Installer<'a> {
         let inode = self.fs.create(dir, name, &new)?;
         self.xattrs(&inode, meta)?;
         if !meta.xattrs.is_empty() {
-            self.fs.set_attr(&inode, &only_times(times))?;
+            self.fs.set_attr(&inode, &SetAttr::default().all_times(times))?;
         }
         Ok(inode)
     }
@@ -251,8 +251,11 @@ impl<'a> Installer<'a> {
     fn set_dir(&mut self, dir: &InodeRef, meta: &Meta) -> Result<(), MkfsError> {
         self.end_file()?;
         self.xattrs(dir, meta)?;
-        let attributes =
-            only_times(self.times(meta.times)).mode(Some(meta.mode & 0o7777)).uid(Some(meta.uid)).gid(Some(meta.gid));
+        let attributes = SetAttr::default()
+            .all_times(self.times(meta.times))
+            .mode(Some(meta.mode & 0o7777))
+            .uid(Some(meta.uid))
+            .gid(Some(meta.gid));
         self.fs.set_attr(dir, &attributes)?;
         Ok(())
     }
@@ -307,7 +310,7 @@ impl<'a> Installer<'a> {
         if let Some(file) = self.file.take()
             && (file.end != file.size || file.raw)
         {
-            let set = only_times(file.times).size(Some(file.size));
+            let set = SetAttr::default().all_times(file.times).size(Some(file.size));
             self.steps.push(Step::Finish(file.inode, set));
         }
         Ok(())
@@ -318,7 +321,7 @@ impl<'a> Installer<'a> {
         self.end_file()?;
         self.fs.link(file, dir, name)?;
         let times = self.times(meta.times);
-        self.fs.set_attr(file, &only_times(times))?;
+        self.fs.set_attr(file, &SetAttr::default().all_times(times))?;
         self.count(|done| done.links += 1)
     }
 
@@ -410,12 +413,4 @@ impl<'a> Installer<'a> {
         self.report_progress();
         Ok(self.report)
     }
-}
-
-pub(super) fn only_times(times: Times) -> SetAttr {
-    SetAttr::default()
-        .atime(Some(times.atime))
-        .mtime(Some(times.mtime))
-        .ctime(Some(times.ctime))
-        .otime(Some(times.otime))
 }

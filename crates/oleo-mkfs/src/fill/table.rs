@@ -10,9 +10,8 @@
 //! The table is applied when everything else is in the image, so it does not depend on the source. Times stay as they are.
 
 use oleo_format::TreeId;
-use oleo_fs::{FileKind, Fs, FsError, InodeRef, NewInode, NewKind, Rdev, Times};
+use oleo_fs::{FileKind, Fs, FsError, InodeRef, NewInode, NewKind, Rdev, SetAttr, Times};
 
-use super::install::only_times;
 use crate::MkfsError;
 
 /// Bytes of a table.
@@ -185,7 +184,12 @@ fn apply_entry(fs: &Fs, entry: &TableEntry, times: Times) -> Result<(), Failure>
         let made = fs.create(&dir, name, &new)?;
         fs.set_attr(
             &dir,
-            &only_times(Times { atime: before.atime, mtime: before.mtime, ctime: before.ctime, otime: before.otime }),
+            &SetAttr::default().all_times(Times {
+                atime: before.atime,
+                mtime: before.mtime,
+                ctime: before.ctime,
+                otime: before.otime,
+            }),
         )?;
         Ok(made)
     };
@@ -234,7 +238,7 @@ fn set(fs: &Fs, inode: &InodeRef, entry: &TableEntry) -> Result<(), FsError> {
     let attr = fs.attr(inode);
     let times = Times { atime: attr.atime, mtime: attr.mtime, ctime: attr.ctime, otime: attr.otime };
     let mode = entry.mode.filter(|_| entry.what != What::Recursive || attr.kind != FileKind::Symlink);
-    fs.set_attr(inode, &only_times(times).uid(entry.uid).gid(entry.gid).mode(mode)).map(drop)
+    fs.set_attr(inode, &SetAttr::default().all_times(times).uid(entry.uid).gid(entry.gid).mode(mode)).map(drop)
 }
 
 /// Sets those of a directory and of everything below it.
@@ -267,7 +271,7 @@ mod tests {
     /// Buildroot and genext2fs document them, and one wrong line at a time.
     #[test]
     fn lines_are_parsed() {
-        let text = b"# comment\n\n/dev d 755 0 0 - - - - -\n/dev/tty c 666 0 5 4 0 0 1 6\n/a\\040b f - 33\n/home/u r - 1000 1000 - - - - -\n";
+        let text = b"# comment\n\n/dev d 755 0 0 - - - - -\n/dev/tty c 666 0 5 4 0 0 1 6\n/a\\040b f - 33\n/srv/u r - 1000 1000 - - - - -\n";
         let table = parse_table(text).unwrap();
         assert_eq!(table.len(), 4);
         assert_eq!(

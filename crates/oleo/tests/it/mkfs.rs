@@ -236,15 +236,15 @@ fn owners_and_device_tables() -> Result<()> {
     let scratch = scratch()?;
     let (dir, image) = (scratch.path().join("d"), scratch.path().join("i"));
     fs::create_dir_all(dir.join("etc"))?;
-    fs::create_dir_all(dir.join("home/u/below"))?;
+    fs::create_dir_all(dir.join("srv/u/below"))?;
     fs::write(dir.join("etc/shadow"), "secret")?;
-    fs::write(dir.join("home/u/below/file"), "")?;
+    fs::write(dir.join("srv/u/below/file"), "")?;
     let table = "/etc/shadow f 640 0 42\n/dev d 755 0 0\n/dev/tty c 666 0 5 4 1 1 1 2\n/dev/sda b 660 0 6 8 0\n\
-                 /run/initctl p 600\n/home/u r - 1000 1000\n";
+                 /run/initctl p 600\n/srv/u r - 1000 1000\n";
     let fill = |table: &str| -> Result<FillOptions> {
         let mut fill = FillOptions::default().uid(Some(7)).gid(Some(8)).table(parse_table(table.as_bytes())?);
         fill.top.uid = Some(9);
-        Ok(fill.subvols(vec![SubvolSpec::new("home").read_only(true)]))
+        Ok(fill.subvols(vec![SubvolSpec::new("srv").read_only(true)]))
     };
     fs::create_dir(dir.join("run"))?;
     build(&[&image], options(Source::Dir(dir.clone())).fill(fill(table)?))?;
@@ -254,9 +254,9 @@ fn owners_and_device_tables() -> Result<()> {
         let attr = opened.attr(path)?;
         Ok((attr.uid, attr.gid, attr.mode & 0o7777))
     };
-    assert_eq!((of("/")?.0, of("/")?.1, of("etc")?.0, of("home")?.0), (9, 8, 7, 7));
+    assert_eq!((of("/")?.0, of("/")?.1, of("etc")?.0, of("srv")?.0), (9, 8, 7, 7));
     assert_eq!(of("etc/shadow")?, (0, 42, 0o640));
-    assert_eq!((of("home/u")?.0, of("home/u/below/file")?.1), (1000, 1000));
+    assert_eq!((of("srv/u")?.0, of("srv/u/below/file")?.1), (1000, 1000));
     let tty = opened.attr("dev/tty2")?;
     assert_eq!(
         (tty.kind, tty.rdev.major, tty.rdev.minor, of("dev/tty2")?),
