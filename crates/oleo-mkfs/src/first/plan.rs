@@ -26,7 +26,7 @@ const CHUNK_ALIGN: u64 = MIB;
 
 /// Tree blocks of the smallest metadata chunk: a volume in which no chunk can be added has to have them. The kernel reserves space for
 /// whole paths of tree blocks, some 5.5 MiB at 16 KiB for itself and more for each operation, and refuses every change without it.
-const METADATA_BLOCKS_MIN: u64 = 512;
+const METADATA_BLOCKS_MIN: u64 = 640;
 
 /// A chunk with its place.
 #[derive(Clone, Debug)]
@@ -246,13 +246,13 @@ mod tests {
         assert_eq!(parity.superblock_ranges(), rows);
     }
 
-    /// Goal: a device without space is refused, one of 20 MiB is enough.
+    /// Goal: a device without space is refused, one of 24 MiB is enough.
     #[test]
     fn small_devices() {
         let options = MkfsOptions::default().resolve(1).unwrap();
-        assert!(plan(&[20 * MIB], &options).is_ok());
+        assert!(plan(&[24 * MIB], &options).is_ok());
         // Growing by the reported amount is enough, and by less is not.
-        for len in [100 << 10, 2 * MIB, 8 * MIB, 19 * MIB] {
+        for len in [100 << 10, 2 * MIB, 8 * MIB, 23 * MIB] {
             let Err(MkfsError::TooSmall { device: 0, more, .. }) = plan(&[len], &options) else { panic!("{len}") };
             assert!(plan(&[len + more], &options).is_ok(), "{len}");
             assert!(plan(&[len + more - MIB], &options).is_err(), "{len}");

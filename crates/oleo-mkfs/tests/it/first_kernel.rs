@@ -103,7 +103,7 @@ fn sizes_and_mixed() -> anyhow::Result<()> {
     }
     // Enough for the kernel to mount, though not to write much.
     let options = MkfsOptions::default();
-    sound(&oracle, "20 MiB", &[20 * MIB], &options)?;
+    sound(&oracle, "24 MiB", &[24 * MIB], &options)?;
     let options = MkfsOptions::default().features(mixed).metadata(Some(Profile::Raid1));
     sound_and_writable(&oracle, "mixed raid1", &[300 * MIB; 2], &options)
 }

@@ -156,7 +156,7 @@ fn a_shrunk_image_grows_with_its_source() -> Result<()> {
 fn the_size_named_suffices() -> Result<()> {
     let scratch = scratch()?;
     let long = "n".repeat(100);
-    for (name, count, len) in [("small", 6000, 1800), ("large", 2, 12 << 20), (long.as_str(), 12_000, 0)] {
+    for (name, count, len) in [("small", 6000, 1800), ("large", 2, 12 << 20), (long.as_str(), 18_000, 0)] {
         let dir = scratch.path().join(name);
         fs::create_dir(&dir)?;
         for nth in 0..count {
@@ -164,7 +164,7 @@ fn the_size_named_suffices() -> Result<()> {
         }
         let image = scratch.path().join("i");
         let make = |mib: u64| build(&[&image], options(Source::Dir(dir.clone())).size(Some(mib * MIB)).force(true));
-        let error = make(20).err().with_context(|| format!("{name} fit"))?.to_string();
+        let error = make(24).err().with_context(|| format!("{name} fit"))?.to_string();
         let words: Vec<&str> = error.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "MiB").with_context(|| error.clone())?;
         let needed: u64 = words[at - 1].parse()?;

@@ -1,8 +1,9 @@
 //! Images of containers: the layers of an OCI layout (a directory with `index.json` and `blobs`), as `skopeo copy … oci:DIR:TAG`,
 //! `buildah push` and `docker buildx build --output type=oci,tar=false` write it.
 //!
-//! 1. `index.json` lists images; the tag chooses one, or there is only one. 2. An image for several platforms is an index again, of
-//! which the one for this machine is taken. 3. Its manifest lists the layers, the lowest first.
+//! 1. `index.json` lists images; the tag chooses one, or there is only one.
+//! 2. An image for several platforms is an index again; the one for this machine is taken.
+//! 3. Its manifest lists the layers, the lowest first.
 //!
 //! The lengths of blobs are compared with what the index says; their digests are not computed.
 
