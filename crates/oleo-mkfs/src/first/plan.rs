@@ -25,7 +25,8 @@ const DEVICE_RESERVED: u64 = MIB;
 const CHUNK_ALIGN: u64 = MIB;
 
 /// Tree blocks of the smallest metadata chunk: a volume in which no chunk can be added has to have them. The kernel reserves space for
-/// whole paths of tree blocks, some 5.5 MiB at 16 KiB for itself and more for each operation, and refuses every change without it.
+/// whole paths of tree blocks, some 5.5 MiB at 16 KiB for itself and more for each operation, and refuses every change without it. (Larger
+/// tree blocks would need more; they are not for devices of this size, and are not refused there.)
 const METADATA_BLOCKS_MIN: u64 = 640;
 
 /// A chunk with its place.
@@ -126,7 +127,7 @@ fn plan_for(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsError> {
 
     let system_bytes = share(smallest, 64, MIB, 8 * MIB);
     let metadata_max = options.metadata_chunk_max.unwrap_or(256 * MIB).clamp(4 * MIB, 256 * MIB);
-    let metadata_min = (u64::from(options.nodesize) * METADATA_BLOCKS_MIN).clamp(4 * MIB, metadata_max);
+    let metadata_min = (u64::from(options.nodesize) * METADATA_BLOCKS_MIN).clamp(4 * MIB, metadata_max.min(10 * MIB));
     let metadata_bytes = share(smallest, 10, metadata_min, metadata_max);
     let data_bytes = share(smallest, 16, MIB, 8 * MIB);
     let system = placer.place(BlockGroupFlags::SYSTEM, options.metadata, system_bytes)?;
