@@ -239,7 +239,9 @@ fn ends_when_the_connection_is_cut() {
     let Some(_switch) = Switch::to("Y") else { return };
     let served = mount(false).unwrap();
     let dir = served.dir.clone();
-    let number = rustix::fs::minor(fs::metadata(&dir).unwrap().dev());
+    // The kernel's form of a device number (MKDEV): that of a loop device has a major part, too.
+    let device = fs::metadata(&dir).unwrap().dev();
+    let number = rustix::fs::major(device) << 20 | rustix::fs::minor(device);
     let control = Fusectl::new();
     let abort = control.0.path().join(number.to_string()).join("abort");
     let synced: [AtomicU32; 4] = Default::default();
