@@ -95,6 +95,10 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
         // Said now, so that it is there when the server has nothing left to do, and so that umount(2) does not wait for a server
         // whose device does not answer.
         server.client.post(&Request::Finish).map_err(|e| lost(&e))?;
+        if options.force {
+            // The reply to another request comes when the server has seen this one, and so before umount(2).
+            let _ = server_of(dir).map(|other| other.map(|mut other| other.client.ask(&Request::Mounted)));
+        }
     }
     let others = mount.as_ref().map(others_of).unwrap_or_default();
     detach(&place, mount.as_ref().map(|mount| mount.device.as_str()), options.lazy)
