@@ -30,14 +30,18 @@ pub fn change(top: &Path, seed: u64, steps: usize) {
     }
 }
 
-/// How much of each file is compressed on disk; files without any are left out.
+/// Bytes of a file that may be inline or in a block of its own: both are right.
+const INLINE_MAX: u64 = 4096;
+
+/// How much of each file is compressed on disk; files without any are left out, and short ones.
 fn encoded_bytes(mounted: &Mounted, name: &str) -> Result<BTreeMap<String, u64>> {
     fn walk(tree: &HostTree, dir: &PathBuf, path: &[u8], out: &mut BTreeMap<String, u64>) -> Result<()> {
         for (name, node) in tree.list(dir)? {
             let path = [path, b"/", &name].concat();
-            match tree.attr(&node)?.kind {
+            let attr = tree.attr(&node)?;
+            match attr.kind {
                 Kind::Dir => walk(tree, &node, &path, out)?,
-                Kind::File => {
+                Kind::File if attr.size > INLINE_MAX => {
                     let bytes = tree.pieces(&node)?.iter().filter(|piece| piece.encoded).map(|piece| piece.len).sum();
                     if bytes > 0 {
                         out.insert(path.escape_ascii().to_string(), bytes);
