@@ -431,6 +431,8 @@ impl Oracle {
         let found = self.check(devices)?;
         assert!(found.is_clean(), "{what}: btrfs check: {found}");
         let mounted = self.mount(devices, "")?;
+        // The mount itself may change something. A commit beside a scrub has the kernel report all superblocks as wrong.
+        mounted.sync()?;
         let found = mounted.scrub()?;
         assert!(found.is_clean(), "{what}: scrub: {found}");
         mounted.unmount()
