@@ -369,6 +369,9 @@ mod tests {
             pieces.write(n * 1000, &[n as u8; 1000]);
         }
         assert!(pieces.map.len() <= 3);
-        assert_eq!(runs([&pieces, &pieces], 4096, 9).0, [0..3_000_000u64.next_multiple_of(4096)]);
+        assert_eq!(
+            runs([&pieces, &pieces], 4096, 9).0,
+            std::slice::from_ref(&(0..3_000_000u64.next_multiple_of(4096)))
+        );
     }
 }

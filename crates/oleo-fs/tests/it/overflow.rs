@@ -137,7 +137,7 @@ fn subvolumes_of_one_uuid() -> Result<()> {
 fn names_of_one_hash() -> Result<()> {
     let (device, fs) = fresh(FeatureSet::default())?;
     let top = fs.root(TreeId::FS)?;
-    let names = one_hash("", LEN, 40, |name| dir_hash(name));
+    let names = one_hash("", LEN, 40, dir_hash);
     let new = NewInode::new(NewKind::File, 0o644);
     let full = names.iter().position(|name| fs.create(&top, name, &new).is_err()).context("it is never full")?;
     ensure!((15..20).contains(&full), "{full}");
@@ -182,7 +182,7 @@ fn attributes_of_one_hash() -> Result<()> {
     let (device, fs) = fresh(FeatureSet::default())?;
     let top = fs.root(TreeId::FS)?;
     let file = fs.create(&top, b"file", &NewInode::new(NewKind::File, 0o644))?;
-    let names = one_hash("user.", LEN, 40, |name| dir_hash(name));
+    let names = one_hash("user.", LEN, 40, dir_hash);
     let set = |name: &[u8], value: &[u8]| fs.xattr_set(&file, name, value, XattrMode::Any);
     let full = names.iter().position(|name| set(name, b"value").is_err()).context("it is never full")?;
     for (name, value) in [(&names[full], &b""[..]), (&names[0], &[b'v'; 300])] {

@@ -1,7 +1,7 @@
 //! Which heads are to be kept: the one object that lists pins, leases and branches. The head of a pin or a branch is in the
 //! object `pin/NAME/ID`, whose key is never used a second time.
 //!
-//! The list of a sealed volume is not sealed as a whole, but each entry of it has a seal ([`Pin::seal`]): the store can neither
+//! The list of a sealed volume is not sealed as a whole, but each entry of it has a seal (`Pin::seal`): the store can neither
 //! give a pin another head, nor read on whose behalf it was made. It sees names, kinds and times, and can leave entries out.
 
 use oleo_format::Corruption;
