@@ -96,7 +96,8 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
         // whose device does not answer.
         server.client.post(&Request::Finish).map_err(|e| lost(&e))?;
         if options.force {
-            // The reply to another request comes when the server has seen this one, and so before umount(2).
+            // The server answers its connections in parallel, but begins with the older one: with this reply it nearly always knows
+            // that this process waits. If not, umount(2) waits, too, and only cannot be interrupted.
             let _ = server_of(dir).map(|other| other.map(|mut other| other.client.ask(&Request::Mounted)));
         }
     }

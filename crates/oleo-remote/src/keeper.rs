@@ -1,6 +1,6 @@
 //! The threads of an open volume, for what has to be done although no caller asks for it at the moment.
 //!
-//! For a writer: (0) what only the local log has is published, every second; (1) the claim is renewed ([`renew_claim`]); (2) what is dead is deleted after its time of grace, and orphans once a day; (3) when nothing was written
+//! For a writer: (0) what only the local log has is published, every second; (1) the claim is renewed ([`renew_claim`]). (2) Dead objects are deleted after their time of grace, and orphans once a day. (3) When nothing was written
 //! for a while, a checkpoint gives what died its graves, and segments of which little lives are emptied, slowly. For a
 //! reader: a lease is taken when it has been open for some time, and renewed.
 //!

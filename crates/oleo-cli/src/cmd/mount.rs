@@ -23,7 +23,7 @@ use crate::out::{Out, misuse, warn};
 /// This program serves the volume, in the background unless --foreground is given. `oleo unmount` unmounts it.
 ///
 /// Once it is mounted, a server in the background writes its messages to the system's log (`journalctl -t oleo`, or /var/log/syslog).
-/// Where there is none, as in most containers, use --foreground: messages go to standard error.
+/// If there is none, as in most containers, use --foreground: messages go to standard error.
 #[derive(clap::Args)]
 #[command(override_usage = "oleo mount [OPTIONS] IMG... DIR")]
 pub(crate) struct Args {

@@ -154,11 +154,11 @@ struct Pool {
 }
 
 impl Relief for Pool {
-    fn looks(&self) -> Vec<Look> {
-        vec![self.crew.look()]
+    fn look(&self) -> Look {
+        self.crew.look()
     }
 
-    fn relieve(self: Arc<Self>, _: usize) {
+    fn relieve(self: Arc<Self>) {
         if !self.ended.load(Ordering::Acquire) && self.threads.load(Ordering::Acquire) < self.threads_max + RELIEVED_MAX
         {
             // Without another thread the requests wait.

@@ -7,8 +7,8 @@
 //!
 //! 1. A [`Crew`] counts its threads that wait for a request, and the requests that were answered.
 //! 2. A thread that takes a request and leaves no thread waiting calls [`Watch::wake`], which wakes the watching thread unless it is awake.
-//! 3. The watching thread looks each [`TICK`]. A crew without a waiting thread that has answered nothing since the last look gets
-//!    another thread. After [`QUIET`] looks at which all crews had a waiting thread it sleeps again.
+//! 3. The watching thread looks each [`TICK`]. If no thread waits, and none has answered anything since the last look, the crew gets
+//!    another thread. After [`QUIET`] looks at which a thread waited it sleeps again.
 //!
 //! The request does not say beforehand: a thread may wait for the device, for a lock of a thread that does, or for one that reads the same block.
 //!
@@ -76,10 +76,10 @@ pub struct Look {
 
 /// Threads that can be relieved.
 pub trait Relief: Send + Sync {
-    /// A look at each crew: as many at each call, in the same order.
-    fn looks(&self) -> Vec<Look>;
-    /// Starts another thread of a crew, unless there are as many as there may be.
-    fn relieve(self: Arc<Self>, crew: usize);
+    /// A look at the crew.
+    fn look(&self) -> Look;
+    /// Starts another thread, unless there are as many as there may be.
+    fn relieve(self: Arc<Self>);
 }
 
 #[derive(Default)]
@@ -96,7 +96,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Wakes the watching thread: a crew has no waiting thread.
+    /// Wakes the watching thread: no thread waits.
     #[inline]
     pub fn wake(&self) {
         // Only read, mostly.
@@ -113,7 +113,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Starts it. `of` makes the crews that it watches.
+    /// Starts it. `of` makes the threads that it watches.
     ///
     /// # Errors
     /// No thread can be started.
@@ -150,8 +150,8 @@ impl Drop for Watching {
 
 fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
     let is_over = || shared.over.load(Ordering::Acquire);
-    // How many requests each crew had answered at the last look, if it had no waiting thread then.
-    let mut seen: Vec<Option<usize>> = relief.looks().iter().map(|_| None).collect();
+    // How many requests were answered at the last look, if no thread waited then.
+    let mut seen = None;
     while !is_over() {
         if !shared.awake.load(Ordering::Acquire) {
             std::thread::park();
@@ -160,33 +160,25 @@ fn watch<R: Relief>(shared: &Shared, relief: &Arc<R>) {
         let mut quiet = 0;
         while quiet < QUIET && !is_over() {
             std::thread::park_timeout(TICK);
-            quiet += 1;
-            for at in stuck(relief.looks(), &mut seen, &mut quiet) {
-                relief.clone().relieve(at);
+            let look = relief.look();
+            quiet = if look.free { quiet + 1 } else { 0 };
+            if is_stuck(look, &mut seen) {
+                relief.clone().relieve();
             }
         }
         // A thread that leaves no thread waiting after this store wakes it again; the look below sees those before it.
         shared.awake.store(false, Ordering::Release);
-        if relief.looks().iter().any(|look| !look.free) {
+        if !relief.look().free {
             shared.awake.store(true, Ordering::Release);
         }
     }
 }
 
-/// Returns the crews without a waiting thread that have answered nothing since the last look.
-fn stuck(looks: Vec<Look>, seen: &mut [Option<usize>], quiet: &mut usize) -> Vec<usize> {
-    let mut stuck = Vec::new();
-    for (at, look) in looks.into_iter().enumerate() {
-        let answered = (!look.free).then_some(look.answered);
-        if answered.is_some() {
-            *quiet = 0;
-            if seen[at] == answered {
-                stuck.push(at);
-            }
-        }
-        seen[at] = answered;
-    }
-    stuck
+/// Whether no thread waits, and none has answered anything since the last look.
+fn is_stuck(look: Look, seen: &mut Option<usize>) -> bool {
+    let answered = (!look.free).then_some(look.answered);
+    let before = std::mem::replace(seen, answered);
+    answered.is_some() && before == answered
 }
 
 #[cfg(test)]
@@ -201,21 +193,21 @@ mod tests {
     #[test]
     fn crews_that_answer_are_not_stuck() {
         let crew = Crew::default();
-        let mut seen = [None];
-        let mut look = || (stuck(vec![crew.look()], &mut seen, &mut 0), crew.waiting());
+        let mut seen = None;
+        let mut look = || (is_stuck(crew.look(), &mut seen), crew.waiting());
         crew.waits();
         crew.waits();
-        assert_eq!(look(), (vec![], 2));
+        assert_eq!(look(), (false, 2));
         assert_eq!(crew.takes(), 1);
-        assert_eq!((look(), look()), ((vec![], 1), (vec![], 1)));
+        assert_eq!((look(), look()), ((false, 1), (false, 1)));
         assert_eq!(crew.takes(), 0);
-        assert_eq!((look(), look()), ((vec![], 0), (vec![0], 0)));
+        assert_eq!((look(), look()), ((false, 0), (true, 0)));
         crew.answered();
-        assert_eq!((look(), look()), ((vec![], 0), (vec![0], 0)));
+        assert_eq!((look(), look()), ((false, 0), (true, 0)));
         crew.waits();
-        assert_eq!(look(), (vec![], 1));
+        assert_eq!(look(), (false, 1));
         assert_eq!(crew.takes(), 0);
-        assert_eq!((look(), look()), ((vec![], 0), (vec![0], 0)));
+        assert_eq!((look(), look()), ((false, 0), (true, 0)));
     }
 
     /// Threads that are given work by a channel, as a transport's are by the kernel.
@@ -247,10 +239,10 @@ mod tests {
     }
 
     impl Relief for Pool {
-        fn looks(&self) -> Vec<Look> {
-            vec![self.crew.look()]
+        fn look(&self) -> Look {
+            self.crew.look()
         }
-        fn relieve(self: Arc<Self>, _: usize) {
+        fn relieve(self: Arc<Self>) {
             if self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok() {
                 self.start();
             }

@@ -191,7 +191,7 @@ fn others_are_answered_by_dev_fuse() {
     others_are_answered(Uring::Off);
 }
 
-/// Goal: where the kernel offers io_uring, a network block device is served through `/dev/fuse` unless io_uring is required. (Over io_uring
+/// Goal: if the kernel offers io_uring, a network block device is served through `/dev/fuse` unless io_uring is required. (Over io_uring
 /// the kernel puts a request that finds no slot into a list, and takes it from there only if a slot of that queue comes back with a reply.)
 #[test]
 fn others_are_answered_where_io_uring_is_offered() {

@@ -2,7 +2,7 @@
 
 use oleo_mkfs::Progress;
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreReport {
     /// The numbers.
