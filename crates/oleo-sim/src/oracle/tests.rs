@@ -114,3 +114,27 @@ fn progress_is_no_finding() {
     let found = Verdict::from_check(true, text, "").findings;
     assert_eq!(found, ["[2/7] extent item is odd", "[2] checking", "[x/7] checking extents"]);
 }
+
+/// Goal: a volume whose writer was killed between two superblocks is sound once it has committed; it is not before. Method: the copy of
+/// the superblock of an earlier commit.
+#[test]
+fn a_kill_between_superblocks_is_no_damage() {
+    const COPY: u64 = 64 * MIB;
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let image = scratch.image("killed", 256 * MIB).unwrap();
+    oracle.mkfs(&[], &[&image]).unwrap();
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut earlier = vec![0; 4096];
+    file.read_exact_at(&mut earlier, COPY).unwrap();
+    let mounted = oracle.mount(&[&image], "").unwrap();
+    fs::write(mounted.path().join("file"), "later").unwrap();
+    mounted.unmount().unwrap();
+    file.write_all_at(&earlier, COPY).unwrap();
+
+    let mounted = oracle.mount(&[&image], "").unwrap();
+    let found = mounted.scrub().unwrap();
+    assert!(found.findings.iter().any(|l| l.starts_with("super_errors")), "{found}");
+    mounted.unmount().unwrap();
+    oracle.must_be_sound_after_a_kill(&[&image], "killed").unwrap();
+}

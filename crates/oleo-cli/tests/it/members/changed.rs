@@ -222,9 +222,11 @@ fn killed() {
         drop(served);
         let what = format!("killed after {wait} ms");
         let whole = run(dir, &["ls", "b"]).status.success();
-        if !whole {
+        if whole {
+            oracle.must_be_sound_after_a_kill(&images[1..], &what).unwrap();
+        } else {
             cut_short += 1;
-            oracle.must_be_sound(&images, &what).unwrap();
+            oracle.must_be_sound_after_a_kill(&images, &what).unwrap();
             ok(dir, &["device", "remove", "1", "a", "--device", "b"]);
         }
         kernel_carries_on(oracle, dir, &["b"], &["one", "two", "three", "four"], &what);

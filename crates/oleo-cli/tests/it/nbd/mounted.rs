@@ -110,7 +110,7 @@ pub fn servers_are_killed(dir: &Path, serve: &dyn Fn(&Path) -> Process, raw: &dy
         drop(mounted);
         assert!(!confirmed.is_empty());
         if let Some(oracle) = oracle() {
-            oracle.must_be_sound(&[raw()], "after the server was killed").unwrap();
+            oracle.must_be_sound_after_a_kill(&[raw()], "after the server was killed").unwrap();
         }
         // Over the network again, with the log.
         let server = serve(&socket);
@@ -244,7 +244,7 @@ pub fn mounts_are_killed(dir: &Path, server: Process, raw: &dyn Fn() -> PathBuf)
     }
     assert!(server.end().success());
     let oracle = oracle().unwrap();
-    oracle.must_be_sound(&[raw()], "after mounts were killed").unwrap();
+    oracle.must_be_sound_after_a_kill(&[raw()], "after mounts were killed").unwrap();
     let kernel = oracle.mount(&[raw()], "").unwrap();
     must_hold(kernel.path(), &all);
 }
