@@ -3,15 +3,16 @@
 //! Normal path of a read: (1) `root_node`, then for each level (2) the slot of the child, (3) the child itself: held by
 //! its parent while unwritten, else kept by the thread (`kept`), else from the cache, else read and verified.
 //!
-//! Invariants: the cache is keyed by address *and* generation, so a block is never confused with an older one at the
-//! same address. A hit is compared with the parent's pointer, too. Levels fall by one with each step.
+//! Invariants: the cache holds at most one block of an address, and a hit has the generation of the parent's pointer, so that a block is
+//! never confused with an older one at the same address. It is compared with the rest of the pointer, too. A block that no tree has any more
+//! is [forgotten](Blocks::forget) before its address is used again. Levels fall by one with each step.
 //! Locks: those inside the cache's shards, never held over I/O.
 
 use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use oleo_format::{CheckedNode, Corruption, Key, NodeExpect, NodeRules, TreeId};
+use oleo_format::{ByteLen, CheckedNode, Corruption, Key, Logical, NodeExpect, NodeRules, TreeId};
 use oleo_volume::{Volume, VolumeError};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -53,8 +54,8 @@ impl BlockReader for Volume {
 #[derive(Clone)]
 struct ByBytes;
 
-impl Weighter<(u64, u64), Arc<Node>> for ByBytes {
-    fn weight(&self, _: &(u64, u64), node: &Arc<Node>) -> u64 {
+impl Weighter<u64, Arc<Node>> for ByBytes {
+    fn weight(&self, _: &u64, node: &Arc<Node>) -> u64 {
         node.bytes().len() as u64 + NODE_OVERHEAD_BYTES
     }
 }
@@ -71,7 +72,8 @@ impl From<VolumeError> for TreeError {
 /// The tree blocks of a volume: a verified cache, and everything that reads and makes trees. Shared by all threads.
 pub struct Blocks {
     reader: Arc<dyn BlockReader>,
-    cache: Cache<(u64, u64), Arc<Node>, ByBytes>,
+    /// By address.
+    cache: Cache<u64, Arc<Node>, ByBytes>,
     /// Under which threads keep blocks (see `kept`); no other value of this type has it or had it.
     number: AtomicU64,
 }
@@ -146,6 +148,13 @@ impl Blocks {
         self.cache.weight()
     }
 
+    /// Forgets the blocks of a run of addresses: no tree that is read has them any more, and others may come to be there.
+    pub fn forget(&self, start: Logical, len: ByteLen) {
+        for at in (start.0..start.0.saturating_add(len.0)).step_by(self.nodesize() as usize) {
+            self.cache.remove(&at);
+        }
+    }
+
     /// Forgets everything in the cache, and what threads keep.
     pub fn forget_all(&self) {
         self.cache.clear();
@@ -162,7 +171,7 @@ impl Blocks {
     }
 
     fn remember(&self, node: Arc<Node>) {
-        self.cache.insert((node.logical().0, node.generation().0), node);
+        self.cache.insert(node.logical().0, node);
     }
 
     /// The root block of a tree.
@@ -201,7 +210,7 @@ impl Blocks {
         };
         let lent = Lent::cached(kept.node, number);
         check_place(&lent, tree, expect)?;
-        if kept.is_due && self.cache.get(&(expect.logical.0, generation.0)).is_none() {
+        if kept.is_due && self.cached(tree, expect)?.is_none() {
             self.remember(Arc::clone(&lent));
         }
         Ok(lent)
@@ -227,10 +236,14 @@ impl Blocks {
 
     /// A block from the cache, its place checked.
     fn cached(&self, tree: TreeId, expect: &NodeExpect) -> Result<Option<Arc<Node>>, Corruption> {
-        let Some(generation) = expect.generation else { return Ok(None) };
-        let Some(node) = self.cache.get(&(expect.logical.0, generation.0)) else { return Ok(None) };
-        check_place(&node, tree, expect)?;
-        Ok(Some(node))
+        if expect.generation.is_none() {
+            return Ok(None);
+        }
+        let found = self.cache.get(&expect.logical.0).filter(|node| Some(node.generation()) == expect.generation);
+        if let Some(node) = &found {
+            check_place(node, tree, expect)?;
+        }
+        Ok(found)
     }
 
     /// Takes what the reader gave into the cache.
@@ -343,7 +356,8 @@ impl Blocks {
     /// blocks that are in memory.
     #[doc(hidden)]
     pub fn last_in_memory(&self, root: &TreeRoot, at_or_below: &Key) -> Option<Option<ItemRef>> {
-        let in_memory = |expect: &NodeExpect| self.cache.peek(&(expect.logical.0, expect.generation?.0));
+        let is_it = |node: &Arc<Node>, expect: &NodeExpect| Some(node.generation()) == expect.generation;
+        let in_memory = |expect: &NodeExpect| self.cache.peek(&expect.logical.0).filter(|node| is_it(node, expect));
         let mut node = root.node.clone().or_else(|| in_memory(&expect_root(root).ok()?))?;
         let mut leftmost = true;
         while !node.is_leaf() {

@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{OnceLock, Weak};
 
 use hashbrown::{HashMap, HashSet};
-use oleo_format::{ByteLen, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId};
+use oleo_format::{
+    BlockGroupFlags, ByteLen, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId,
+};
 use oleo_lock::{Mutex, RwLock, rank};
-use oleo_space::{FreeSource, Kind, Ledger, Space};
+use oleo_space::{FreeSource, GroupInfo, Kind, Ledger, PinSet, Space};
 use oleo_tree::{Blocks, Dirty, Node, TreeRoot};
 use oleo_volume::Volume;
 use uuid::Uuid;
@@ -467,12 +469,16 @@ impl Inner {
     /// caller does not hold the commit lock: others continue meanwhile, without that space.
     pub(crate) fn reap(&self) {
         if !self.rules.discard {
-            self.readers.reap().into_iter().for_each(|pins| self.space.release(pins));
+            for pins in self.readers.reap() {
+                self.forget_blocks(&pins);
+                self.space.release(pins);
+            }
             return;
         }
         // A caller in need of space waits for what another thread is discarding.
         let mut agreed = self.agreed.lock();
         for pins in self.readers.reap() {
+            self.forget_blocks(&pins);
             for run in pins.runs() {
                 let group = self.space.group(run.start).map(|group| group.start);
                 if group.is_ok_and(|group| self.may_discard_in(&mut agreed, group)) {
@@ -481,6 +487,20 @@ impl Inner {
                 }
             }
             self.space.release(pins);
+        }
+    }
+
+    /// Tree blocks that no reader can come to any more leave the cache, so that it holds no more than the volume has.
+    fn forget_blocks(&self, pins: &PinSet) {
+        let mut group: Option<GroupInfo> = None;
+        for run in pins.runs() {
+            if !group.as_ref().is_some_and(|group| (group.start..group.start + group.len).contains(&run.start)) {
+                group = self.space.group(run.start).ok();
+            }
+            let has_blocks = BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
+            if group.as_ref().is_some_and(|group| group.flags.intersects(has_blocks)) {
+                self.blocks.forget(run.start, run.len);
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_format::{DirItem, ItemType, Key, TreeId, dir_hash};
 use oleo_mkfs::MkfsOptions;
 use oleo_sim::{oracle, rng::Rng};
+use oleo_space::Kind;
 use oleo_tree::Change;
 use oleo_txn::{CsumCheck, DataWant, DeltaSource, Engine, EngineOptions, Need, Stage, TxnError};
 use oleo_volume::{OpenOptions, Volume};
@@ -52,6 +53,13 @@ fn open(path: &std::path::Path) -> Engine {
     Engine::open(Arc::new(volume), &EngineOptions::default()).unwrap()
 }
 
+/// Bytes that all tree blocks of a volume take in the cache, with what it needs beside each.
+fn live_bytes(engine: &Engine) -> u64 {
+    const BESIDE: u64 = 160;
+    let used: u64 = [Kind::Metadata, Kind::System].map(|kind| engine.space().totals(kind).used.0).iter().sum();
+    used + used / u64::from(engine.nodesize()) * BESIDE
+}
+
 fn churn(name: &str, options: MkfsOptions, seed: u64) {
     let Some(oracle) = oracle::oracle() else { return };
     let scratch = oracle.scratch().unwrap();
@@ -89,7 +97,8 @@ fn churn(name: &str, options: MkfsOptions, seed: u64) {
                 engine.stage(|_| Ok(())).unwrap();
             }
             engine.commit().unwrap();
-            let _ = (reopen, commit);
+            let (cached, live) = (engine.blocks().cached_bytes(), live_bytes(&engine));
+            assert!(cached <= live, "seed {seed}, commit {commit}: {cached} bytes are cached, and there are {live}");
         }
         let root = engine.root(TreeId::FS).unwrap().unwrap();
         let mut have = BTreeMap::new();
@@ -108,6 +117,7 @@ fn churn(name: &str, options: MkfsOptions, seed: u64) {
 }
 
 /// Goal: any number of transactions leaves extents, references, free space, groups and roots as `btrfs check` wants them.
+/// The cache holds no more blocks than there are.
 /// Method: attributes come and go in seeded transactions with stages in between; a map is the model; the tool verifies.
 #[test]
 fn transactions_leave_sound_volumes() {
