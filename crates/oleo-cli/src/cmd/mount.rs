@@ -68,6 +68,7 @@ impl Args {
             warn(&format!("mount options that mean nothing here are ignored: {}", options.ignored.join(",")));
         }
         small_pages();
+        flushes_for_others();
         let log = if self.announce { to_syslog() } else { to_stderr() };
         let mut images = self.places.clone();
         images.extend(self.others.device.iter().cloned());
@@ -98,6 +99,13 @@ impl Args {
 fn small_pages() {
     // A system without huge pages refuses this, and needs nothing.
     _ = rustix::thread::disable_transparent_huge_pages(true);
+}
+
+/// Keeps the kernel from writing back pages of this mount while it looks for memory for this process: that would wait for the process
+/// itself. Threads inherit this, so it comes before the first one.
+fn flushes_for_others() {
+    // This needs CAP_SYS_RESOURCE. An ordinary user's server has the risk that every FUSE server has without it.
+    _ = rustix::process::configure_io_flusher_behavior(true);
 }
 
 /// Starts this command once more, without the terminal, and waits until it has mounted.
