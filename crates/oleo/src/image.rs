@@ -533,9 +533,11 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
 
 /// Whether a file or block device is of a seed, which other volumes are made of.
 fn is_seed(place: &Place, offset: u64) -> bool {
-    let Place::File(path) = place else { return false };
+    if !place.is_file() {
+        return false;
+    }
     // A device that cannot be read fails where it is opened.
-    let device = FileDevice::open(path, &FileOptions::default().offset(offset).read_in_use(true)).ok();
+    let device = FileDevice::open(place.absolute(), &FileOptions::default().offset(offset).read_in_use(true)).ok();
     let sb = device.and_then(|device| oleo_volume::read_super(&device).ok());
     sb.is_some_and(|sb| sb.flags().contains(SuperFlags::SEEDING))
 }
