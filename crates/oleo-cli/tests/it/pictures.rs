@@ -203,7 +203,20 @@ fn layout() -> String {
     String::from_utf8(sum.stdout).unwrap().lines().map(|line| line[..64].to_owned() + "\n").collect()
 }
 
-/// Goal: nobody is shown what is no longer so. Method: the volume is made again, drawn again, and shown again; the map and the terminal are the same byte for byte, the explorer shows the same text with the same layout.
+/// A map whose snapshots were made on the day of all files.
+fn on_one_day(map: &str) -> String {
+    const DAY: &str = "2026-01-01";
+    let is_day = |text: &str| {
+        text.len() == DAY.len() && text.bytes().zip(DAY.bytes()).all(|(a, b)| a == b || a.is_ascii_digit() && b != b'-')
+    };
+    let texts = map.split_inclusive('<').map(|part| match part.rsplit_once('>') {
+        Some((tag, text)) if is_day(text.trim_end_matches('<')) => format!("{tag}>{DAY}<"),
+        _ => part.to_owned(),
+    });
+    texts.collect()
+}
+
+/// Goal: the pictures show Oleo as it is. Method: the volume is made again, drawn again, and shown again; the map and the terminal are the same byte for byte, the explorer shows the same text with the same layout.
 #[test]
 fn are_current() {
     let scratch = Scratch::new().unwrap();
@@ -211,7 +224,7 @@ fn are_current() {
     let said = session(dir);
     compare("terminal.svg", terminal(&said).as_bytes());
     shell(dir, "oleo map -o map.svg store.img");
-    compare("map.svg", &std::fs::read(dir.join("map.svg")).unwrap());
+    compare("map.svg", on_one_day(&std::fs::read_to_string(dir.join("map.svg")).unwrap()).as_bytes());
     let kept = std::fs::read(Path::new(TOP).join("docs/pictures/explorer.png")).unwrap_or_default();
     assert!(std::env::var_os(WRITES).is_some() || size(&kept) == WINDOW);
     if !Command::new("chromium").arg("--version").output().is_ok_and(|out| out.status.success()) {
