@@ -1,5 +1,7 @@
 //! Proof that the harness can fail: it must complain about runs with a mistake.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use oleo_sim::budget::budget;
 use oleo_sim::crash::ace::{operations, setup};
 use oleo_sim::crash::order::Careless;
@@ -131,25 +133,36 @@ fn every_write_and_flush_matters() {
     assert!(flushes.is_empty(), "flushes left out unnoticed: {flushes:?}");
 }
 
-/// Goal: each mistake in the order of writes, flushes and discards is noticed on every shape of volume (two of them in CI),
-/// with balances, snapshots and quota in between. Method: random scripts like those that must be clean, with as many states of each;
-/// the requests to the devices are reordered. The same scripts in the right order are clean.
+/// Scripts that a mistake in the order must be noticed in, with 100 states of each.
+const ORDERED_SCRIPTS: u64 = 3;
+
+fn ordered_base(shape: Shape) -> Base {
+    Base { discard: true, ..Base::new(shape, &[]) }
+}
+
+/// What random scripts like those that must be clean report of a mistake, from a seed on; with balances, snapshots and quota in between.
+fn reordered(base: &Base, careless: Option<Careless>, first: u64) -> Tally {
+    let mut sum = Tally::default();
+    for seed in first..first + ORDERED_SCRIPTS {
+        let mix = Mix { subvolumes: true, balance: true, trim: true, ..mix(seed) };
+        let wrong = careless.map(Wrong::Order);
+        sum.add(verify_wrong(base, &generate(seed, &mix), &KINDS, seed, Some(100), wrong));
+    }
+    sum
+}
+
+/// Goal: each mistake in the order of writes, flushes and discards is noticed on every shape of volume (two of them in CI).
+/// Method: the requests to the devices are reordered. The same scripts in the right order are clean.
 #[test]
 fn the_order_matters() {
-    const SCRIPTS: u64 = 3;
     let shapes = vec![Shape::BARE, Shape::QUOTA, Shape::SIMPLE_QUOTA, Shape::USUAL, Shape::PAIR];
     let shapes = budget().sample(shapes, 2);
-    let bases: Vec<Base> = shapes.iter().map(|shape| Base { discard: true, ..Base::new(*shape, &[]) }).collect();
+    let bases: Vec<Base> = shapes.iter().map(|shape| ordered_base(*shape)).collect();
     let all: Vec<Option<Careless>> = Careless::ALL.into_iter().map(Some).chain([None]).collect();
     let states = std::sync::Mutex::new(Vec::new());
     in_parallel(bases.len() * all.len(), |i| {
         let (base, careless) = (&bases[i / all.len()], all[i % all.len()]);
-        let mut sum = Tally::default();
-        for seed in 11_000..11_000 + SCRIPTS {
-            let mix = Mix { subvolumes: true, balance: true, trim: true, ..mix(seed) };
-            let wrong = careless.map(Wrong::Order);
-            sum.add(verify_wrong(base, &generate(seed, &mix), &KINDS, seed, Some(100), wrong));
-        }
+        let sum = reordered(base, careless, 11_000);
         states.lock().unwrap().push((shapes[i / all.len()], careless, sum.states, sum.failures.len()));
         sum
     });
@@ -163,4 +176,24 @@ fn the_order_matters() {
     for (shape, careless, _, failures) in states {
         assert_eq!(failures > 0, careless.is_some(), "{careless:?} on {shape:?}: {failures} failures");
     }
+}
+
+/// Goal: how often a sample of this size notices each mistake, whatever its seeds. Method: 20 samples of each on the plainest shape.
+#[test]
+#[ignore = "minutes"]
+fn how_often_the_order_matters() {
+    const SAMPLES: u64 = 20;
+    const NOTICED_MIN: u64 = SAMPLES / 2;
+    let base = ordered_base(Shape::BARE);
+    let noticed: Vec<_> = Careless::ALL.into_iter().map(|careless| (careless, AtomicU64::new(0))).collect();
+    let first = budget().first_seed(100_000);
+    in_parallel(noticed.len() * SAMPLES as usize, |i| {
+        let ((careless, count), sample) = (&noticed[i % noticed.len()], (i / noticed.len()) as u64);
+        let sum = reordered(&base, Some(*careless), first + sample * ORDERED_SCRIPTS);
+        count.fetch_add(u64::from(!sum.failures.is_empty()), Ordering::Relaxed);
+        Tally { failures: Vec::new(), ..sum }
+    });
+    let noticed: Vec<_> = noticed.into_iter().map(|(careless, count)| (careless, count.into_inner())).collect();
+    say(&format!("crash: mutants: samples of {SAMPLES} that notice: {noticed:?}"));
+    assert!(noticed.iter().all(|(_, count)| *count >= NOTICED_MIN), "{noticed:?}");
 }
