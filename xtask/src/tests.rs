@@ -169,6 +169,16 @@ impl Report {
     }
 }
 
+/// Whether a line says nothing of a failure: of the frames of a backtrace, and what each run of one test prints.
+fn is_noise(line: &str) -> bool {
+    let line = line.trim();
+    let is_frame = line.split_once(": ").is_some_and(|(n, _)| n.parse::<u32>().is_ok()) || line.starts_with("at ");
+    let said = ["stack backtrace:", "note: Some details", "running 1 test", "failures:", "test result:"];
+    line.is_empty()
+        || is_frame
+        || said.iter().any(|said| line.get(..said.len()).is_some_and(|l| l.eq_ignore_ascii_case(said)))
+}
+
 /// Returns the names of failed tests, each with the end of its output; fewer lines of each if there are many.
 fn failure_lines(failed: &[&TestResult]) -> Vec<String> {
     let mut left = CLOSING_LINES.saturating_sub(failed.len());
@@ -176,8 +186,7 @@ fn failure_lines(failed: &[&TestResult]) -> Vec<String> {
     let mut lines = Vec::new();
     for test in failed {
         lines.push(format!("test {} ... FAILED after {:.1} s", test.name, test.seconds));
-        let output = test.failure.as_deref().unwrap_or("").lines().filter(|line| !line.trim().is_empty());
-        let output: Vec<&str> = output.collect();
+        let output: Vec<&str> = test.failure.as_deref().unwrap_or("").lines().filter(|line| !is_noise(line)).collect();
         let tail = &output[output.len().saturating_sub(each.min(left))..];
         left -= tail.len();
         lines.extend(tail.iter().map(|line| format!("    {}", line.chars().take(400).collect::<String>())));
@@ -195,6 +204,10 @@ mod unit {
 <testcase name="a::c" classname="oleo::it" time="61.25"><failure type="test failure with exit code 101"/>
 <system-out>running 1 test
 </system-out><system-err>thread panicked: 1 &lt; 2
+stack backtrace:
+   0: first
+             at ./first.rs:1:2
+   1: second
 </system-err></testcase></testsuite></testsuites>"#;
 
     /// Goal: the report is read: names, times, and the output of failures.
@@ -205,7 +218,8 @@ mod unit {
         assert!(results[0].failure.is_none());
         let failed: Vec<&TestResult> = results.iter().filter(|test| test.failure.is_some()).collect();
         let lines = failure_lines(&failed);
-        assert!(lines[0].contains("a::c ... FAILED") && lines.iter().any(|line| line.contains("1 < 2")), "{lines:?}");
+        assert!(lines[0].contains("a::c ... FAILED") && lines[1].contains("1 < 2"), "{lines:?}");
+        assert_eq!(lines.len(), 3, "{lines:?}");
     }
 
     /// Goal: however many tests fail and however much they print, the name of each and some output is in the last lines.
