@@ -186,6 +186,10 @@ impl Shared {
         state.made += 1;
         let number = state.made;
         state.open.insert(number, connection.clone());
+        // It was accepted before the proxy went away, and `break_all` may not have seen it.
+        if self.away.load(Ordering::SeqCst) {
+            connection.end();
+        }
         Ok((number, connection))
     }
 
