@@ -18,7 +18,7 @@ use oleo_sim::served::{Limits, Served};
 use crate::common::{Bounds, ok};
 
 /// What sound images of this size need a hundredth of; machines may be busy.
-const TIME_MAX: Duration = Duration::from_secs(60);
+const TIME_MAX: Duration = Duration::from_secs(240);
 /// What the command may hold at most; the image has some MiB in it.
 const MEMORY_MAX_KIB: u64 = 1 << 20;
 /// What may be written out of an image with some MiB in it.
