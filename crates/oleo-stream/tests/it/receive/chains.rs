@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use oleo_sim::budget::budget;
-use oleo_sim::manifest::{HostTree, Ignore, Kind, TreeView as _};
+use oleo_sim::manifest::{HostTree, Ignore, Kind, Piece, TreeView as _};
 use oleo_sim::oracle::{Mounted, oracle};
 use oleo_sim::script::{Host, Mix, Target as _, generate};
 use oleo_sim::specimen;
@@ -30,10 +30,11 @@ pub fn change(top: &Path, seed: u64, steps: usize) {
     }
 }
 
-/// Bytes of a file that may be inline or in a block of its own: both are right.
+/// Bytes at the beginning of a file that may be inline, as long as it is no longer, or in a block of its own: both are right. Inline ones
+/// that are compressed are no longer so in a block, once the file grows.
 const INLINE_MAX: u64 = 4096;
 
-/// How much of each file is compressed on disk; files without any are left out, and short ones.
+/// How much of each file is compressed on disk; what may be inline is left out, and files without any.
 fn encoded_bytes(mounted: &Mounted, name: &str) -> Result<BTreeMap<String, u64>> {
     fn walk(tree: &HostTree, dir: &PathBuf, path: &[u8], out: &mut BTreeMap<String, u64>) -> Result<()> {
         for (name, node) in tree.list(dir)? {
@@ -41,8 +42,11 @@ fn encoded_bytes(mounted: &Mounted, name: &str) -> Result<BTreeMap<String, u64>>
             let attr = tree.attr(&node)?;
             match attr.kind {
                 Kind::Dir => walk(tree, &node, &path, out)?,
-                Kind::File if attr.size > INLINE_MAX => {
-                    let bytes = tree.pieces(&node)?.iter().filter(|piece| piece.encoded).map(|piece| piece.len).sum();
+                Kind::File => {
+                    let may_be_inline = |piece: &Piece| piece.at == 0 && piece.len <= INLINE_MAX;
+                    let pieces = tree.pieces(&node)?;
+                    let encoded = pieces.iter().filter(|piece| piece.encoded && !may_be_inline(piece));
+                    let bytes = encoded.map(|piece| piece.len).sum();
                     if bytes > 0 {
                         out.insert(path.escape_ascii().to_string(), bytes);
                     }
