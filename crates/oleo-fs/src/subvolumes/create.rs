@@ -201,6 +201,8 @@ fn snapshot_item(old: &RootItem, uuid: Uuid, read_only: bool, now: Time, generat
     item.refs = 1.into();
     item.generation = generation.0.into();
     item.generation_v2 = generation.0.into();
+    // It shares its blocks as its source does.
+    item.last_snapshot = generation.0.into();
     item.uuid = uuid.into_bytes();
     item.parent_uuid = old.uuid;
     item.otransid = generation.0.into();
