@@ -50,6 +50,11 @@ impl SetAttr {
         !self.owns() && !self.times() && self.ctime.is_none() && self.flags.is_none()
     }
 
+    /// Whether nothing but the size changes.
+    fn is_size_alone(&self) -> bool {
+        self.size.is_some() && SetAttr { size: None, ..*self }.is_empty()
+    }
+
     /// Whether something changes that takes more than a newer time.
     fn owns(&self) -> bool {
         self.mode.is_some() || self.uid.is_some() || self.gid.is_some() || self.size.is_some()
@@ -89,6 +94,7 @@ impl Fs {
             return Ok(self.attr(inode));
         }
         set.check_flags(inode.read().fields())?;
+        let before = inode.read().fields().size;
         if let Some(size) = set.size {
             match inode.read().fields().kind() {
                 FileKind::File => {}
@@ -97,8 +103,18 @@ impl Fs {
             }
             inode.truncate(size)?;
         }
+        if set.is_size_alone() {
+            // It has set the times, too.
+            self.keep_content(inode)?;
+            return Ok(self.attr(inode));
+        }
         self.core().throttle_dirty_inodes()?;
-        let h = self.engine().join(Need { items: 4, bytes: 1024, ..Need::default() })?;
+        let need = Need { items: 4, bytes: 1024, ..Need::default() };
+        let h = match set.size {
+            // The same operation has released space.
+            Some(size) if size <= before => self.core().join_to_release(inode.subvol(), need)?,
+            _ => self.engine().join(need)?,
+        };
         let mut guard = inode.write();
         guard.alive()?;
         let old = *guard.fields();
