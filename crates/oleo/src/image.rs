@@ -537,7 +537,7 @@ fn is_seed(place: &Place, offset: u64) -> bool {
         return false;
     }
     // A device that cannot be read fails where it is opened.
-    let device = FileDevice::open(place.absolute(), &FileOptions::default().offset(offset).read_in_use(true)).ok();
+    let device = FileDevice::open(&place.absolute(), &FileOptions::default().offset(offset).read_in_use(true)).ok();
     let sb = device.and_then(|device| oleo_volume::read_super(&device).ok());
     sb.is_some_and(|sb| sb.flags().contains(SuperFlags::SEEDING))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use oleo_format::TreeId;
-use oleo_txn::TxnError;
+use oleo_txn::{Claim, TxnError};
 
 use crate::attributes::rules;
 use crate::data::install::{self, Install};
@@ -153,7 +153,8 @@ impl Fs {
         for (file, prepared) in batch {
             self.changeable(file)?;
             check_installable(file, prepared)?;
-            all.push(Install { inode: file, prepared, time, exact_size: None, promise: None, from_writeback: false });
+            let (exact_size, promise, claim) = (None, None, Claim::Ordinary);
+            all.push(Install { inode: file, prepared, time, exact_size, promise, from_writeback: false, claim });
         }
         // Asking for all of it first commits if that frees enough.
         let mut promises: BTreeMap<TreeId, u64> = BTreeMap::new();

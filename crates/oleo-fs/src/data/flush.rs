@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, Logical};
-use oleo_txn::DataReservation;
+use oleo_txn::{Claim, DataReservation};
 use rayon::prelude::*;
 
 use crate::FsError;
@@ -392,7 +392,9 @@ impl Batch<'_> {
         self.bytes = 0;
         let prepared = std::mem::take(&mut self.prepared);
         let (inode, promise) = (self.inode, self.promise);
-        let one = |prepared| Install { inode, prepared, time: None, exact_size: None, promise, from_writeback: true };
+        let claim = Claim::Promised;
+        let one =
+            |prepared| Install { inode, prepared, time: None, exact_size: None, promise, from_writeback: true, claim };
         install::install(&prepared.iter().map(one).collect::<Vec<_>>())
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Install<'a> {
     pub promise: Option<&'a DataReservation>,
     /// The bytes come from those of the inode under write-back and leave them; its `flush` lock is held.
     pub from_writeback: bool,
+    /// The metadata space that it may use; one that releases is that of the subvolume.
+    pub claim: Claim,
 }
 
 impl Install<'_> {
@@ -57,6 +59,7 @@ struct Finish<'a> {
     time: Option<Time>,
     exact_size: Option<u64>,
     from_writeback: bool,
+    claim: Claim,
     /// Where the bytes end.
     end: u64,
 }
@@ -106,14 +109,14 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
     }
     let mut rest = batch.iter().zip(placed).peekable();
     while let Some((item, mut mine)) = rest.next() {
-        let Install { inode, time, exact_size, from_writeback, .. } = *item;
+        let Install { inode, time, exact_size, from_writeback, claim, .. } = *item;
         let mut end = item.prepared.at + item.prepared.len;
         while let Some((next, more)) = rest.next_if(|(next, _)| next.goes_on(item)) {
             mine.extend(more);
             end = next.prepared.at + next.prepared.len;
         }
         let _flush = (!from_writeback).then(|| inode.lock_flush());
-        finish(&Finish { inode, time, exact_size, from_writeback, end }, mine)?;
+        finish(&Finish { inode, time, exact_size, from_writeback, claim, end }, mine)?;
     }
     Ok(())
 }
@@ -192,7 +195,8 @@ pub(super) fn finish_plain(inode: &Arc<Inode>, at: u64, grant: Grant, csums: Vec
     let len = grant.run().len.0;
     let kind = PlacedKind::Disk { grant, disk_len: len, packed: None };
     let place = Placed { at, len, kind, csums };
-    finish(&Finish { inode, time: None, exact_size: None, from_writeback: true, end }, vec![place])
+    let claim = Claim::Promised;
+    finish(&Finish { inode, time: None, exact_size: None, from_writeback: true, claim, end }, vec![place])
 }
 
 fn place_plain(item: &Install<'_>, piece: &DataPiece, csums: &[u8], placed: &mut Vec<Placed>) -> Result<(), FsError> {
@@ -255,14 +259,16 @@ fn finish(item: &Finish<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
         // Each may split an extent, and on volumes whose holes have items have a hole in front.
         let mut need = need_of(group * 2, old);
         need.bytes += inline_len as u32;
-        // What was buffered was promised room.
-        need.claim = if item.from_writeback { Claim::Promised } else { Claim::Ordinary };
-        let handle = match engine.join(need) {
-            Err(TxnError::NoSpace { .. }) if group > 1 => {
-                group_max = 1;
-                continue;
-            }
-            other => other?,
+        need.claim = item.claim;
+        let handle = match item.claim {
+            Claim::Release | Claim::Reclaim => item.inode.core().join_to_release(item.inode.subvol(), need)?,
+            Claim::Ordinary | Claim::Promised => match engine.join(need) {
+                Err(TxnError::NoSpace { .. }) if group > 1 => {
+                    group_max = 1;
+                    continue;
+                }
+                other => other?,
+            },
         };
         finish_group(item, rest.drain(..group).collect(), &handle)?;
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::{Compression, InodeFlags};
-use oleo_txn::{DataReservation, Engine, Handle, TxnError};
+use oleo_txn::{DataReservation, Engine, Handle, Need, TxnError};
 
 use crate::attributes::rules;
 use crate::data::edges::Tail;
@@ -20,7 +20,7 @@ use crate::data::items::MapMutOf;
 use crate::data::map::{self, Extent, ExtentMap, ExtentMapMut, MAP_BATCH, Span};
 use crate::data::prepare::{EXTENT_LEN_MAX, Prepared, Whole};
 use crate::data::read;
-use crate::data::unplaced::{KeepSize, ONE_NEED, PROMISED_NEED};
+use crate::data::unplaced::{KeepSize, ONE_NEED};
 use crate::data::write_back::throttle;
 use crate::data::{FILE_LEN_MAX, FlushGuard};
 use crate::object::{Inode, InodeFields, Items, ItemsMut};
@@ -114,6 +114,7 @@ impl Inode {
                 exact_size,
                 promise: None,
                 from_writeback: true,
+                claim: self.core().claim_of(self.subvol()),
             }]);
         }
         // Each round drops at least one item; the last finds none.
@@ -333,10 +334,10 @@ impl Inode {
         let promise = self.core().reserve_in(self.tree(), lacking)?;
         pos = from;
         while let Some(gap) = self.next_gap(pos, to)? {
-            pos = self.preallocate_step(gap, Some(&promise))?;
+            pos = self.preallocate_step(gap, Some(&promise), ONE_NEED)?;
             self.core().throttle_between_steps()?;
         }
-        let handle = engine.join(PROMISED_NEED)?;
+        let handle = engine.join(ONE_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
         let time = self.data.time_of(self.core().now());
@@ -349,18 +350,19 @@ impl Inode {
         Ok(())
     }
 
-    /// Puts a preallocated extent at the beginning of a gap and returns where it ends.
+    /// Puts a preallocated extent at the beginning of a gap, with the need of one, and returns where it ends.
     pub(super) fn preallocate_step(
         self: &Arc<Self>,
         gap: Range<u64>,
         promise: Option<&DataReservation>,
+        need: Need,
     ) -> Result<u64, FsError> {
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
         let len = (gap.end - gap.start).min(EXTENT_LEN_MAX);
         let grant = install::take_space(engine, promise, install::want(self, len))?;
         let run = grant.run();
-        let handle = engine.join(PROMISED_NEED)?;
+        let handle = engine.join(need)?;
         let mut guard = self.write();
         guard.alive()?;
         let size_end = guard.fields().size.next_multiple_of(sector);

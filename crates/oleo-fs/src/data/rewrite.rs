@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use oleo_format::InodeFlags;
+use oleo_txn::Claim;
 
 use crate::attributes::rules;
 use crate::data::install::{self, Install};
@@ -61,6 +62,7 @@ fn rewrite(inode: &Arc<Inode>, at: u64, len: u64, compress: Option<Compress>) ->
         exact_size: None,
         promise: Some(&promise),
         from_writeback: true,
+        claim: Claim::Ordinary,
     }])?;
     Ok(end - start)
 }

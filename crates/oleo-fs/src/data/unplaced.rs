@@ -165,7 +165,7 @@ impl Inode {
             while pos < range.end
                 && let Some(gap) = self.next_gap(pos, range.end)?
             {
-                pos = self.preallocate_step(gap, promise)?;
+                pos = self.preallocate_step(gap, promise, PROMISED_NEED)?;
             }
             any = true;
             if let Some(buffer) = &mut *self.data.buffer.lock() {
