@@ -26,7 +26,7 @@ const SECTOR: u64 = 4096;
 const LEAF_BYTES: usize = 12_000;
 /// Operations in a row that are refused before the volume counts as full.
 const REFUSALS: u32 = 12;
-/// The same for cutting files short, each of which may have to copy other blocks.
+/// The same for cutting files short: each may have to copy other blocks.
 const CUT_REFUSALS: u32 = 200;
 /// Files that several copies are made of.
 const COPIED_FILES: u32 = 2000;
