@@ -28,7 +28,6 @@ struct Job {
 pub(crate) fn verify(cx: &Context<'_>, input: &Input<'_>, csum_trees: &[TreeStart], expected: u64) -> u64 {
     let unit = cx.env.rules.sectorsize as usize;
     let csum_len = cx.env.rules.csum.csum_len();
-    let per_job = (READ_LEN / unit).max(1) * csum_len;
     let (done, verified) = (AtomicU64::new(0), AtomicU64::new(0));
     let run = |jobs: &mut Vec<Job>| {
         let one = |job: &Job| {
@@ -49,8 +48,10 @@ pub(crate) fn verify(cx: &Context<'_>, input: &Input<'_>, csum_trees: &[TreeStar
     for tree in csum_trees {
         input.each(tree, Key::MIN, Key::MAX, &mut |key, item| {
             if key.item_type == ItemType::EXTENT_CSUM {
-                for (i, csums) in item.chunks(per_job).enumerate() {
-                    let at = key.offset.saturating_add((i * per_job / csum_len * unit) as u64);
+                let chunk_end = |at| cx.volume.chunk_of(Logical(at)).ok().map(|chunk| chunk.end().0);
+                for (at, count) in parts(key.offset, item.len() / csum_len, unit, chunk_end) {
+                    let first = at.saturating_sub(key.offset) as usize / unit * csum_len;
+                    let csums = item.get(first..first + count * csum_len).unwrap_or_default();
                     jobs.push(Job { at, csums: csums.to_vec() });
                 }
                 if jobs.len() >= GATHER {
@@ -62,6 +63,20 @@ pub(crate) fn verify(cx: &Context<'_>, input: &Input<'_>, csum_trees: &[TreeStar
     }
     run(&mut jobs);
     verified.into_inner()
+}
+
+/// Divides a run of sectors into parts that are read at a time: where each begins and how many sectors it has. None goes beyond
+/// the end of its chunk, since the next chunk may have another number of copies.
+fn parts(at: u64, sectors: usize, unit: usize, chunk_end: impl Fn(u64) -> Option<u64>) -> Vec<(u64, usize)> {
+    let (mut at, mut left, mut parts) = (at, sectors, Vec::new());
+    while left > 0 {
+        let in_chunk = chunk_end(at).map_or(left, |end| (end.saturating_sub(at) / unit as u64).max(1) as usize);
+        let count = left.min(in_chunk).min((READ_LEN / unit).max(1));
+        parts.push((at, count));
+        at = at.saturating_add((count * unit) as u64);
+        left -= count;
+    }
+    parts
 }
 
 /// One sector on one copy.
@@ -171,4 +186,23 @@ fn verify_copy(cx: &Context<'_>, job: &Job, copy: usize) -> Vec<Sector> {
 fn report_unreadable(cx: &Context<'_>, run: &Unreadable) {
     let place = Place { block: Some(Logical(run.at)), ..Place::default() };
     cx.error(Kind::DataUnreadable, place, format_args!("{} bytes that cannot be read: {}", run.len, run.why), "a copy");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a run of sectors that goes across the ends of chunks is divided there, and into reads of bounded length; each sector is in one
+    /// part. Method: chunks of 3 MiB from 1 MiB on, and none below and above.
+    #[test]
+    fn runs_are_divided_at_the_ends_of_chunks() {
+        const MIB: u64 = 1 << 20;
+        let end = |at: u64| (MIB..7 * MIB).contains(&at).then(|| if at < 4 * MIB { 4 * MIB } else { 7 * MIB });
+        let of_mib = |at: u64, sectors: u64| parts(at, sectors as usize, 4096, end);
+        assert_eq!(of_mib(MIB, 10), [(MIB, 10)]);
+        assert_eq!(of_mib(4 * MIB - 8192, 5), [(4 * MIB - 8192, 2), (4 * MIB, 3)]);
+        assert_eq!(of_mib(3 * MIB + 4096, 512), [(3 * MIB + 4096, 255), (4 * MIB, 256), (5 * MIB, 1)]);
+        assert_eq!(of_mib(9 * MIB, 300), [(9 * MIB, 256), (10 * MIB, 44)]);
+        assert_eq!(of_mib(0, 0), []);
+    }
 }
