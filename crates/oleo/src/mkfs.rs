@@ -384,6 +384,10 @@ fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
 fn part_of(path: &Path, options: &BuildOptions) -> Result<u64> {
     let device = FileDevice::open(path, &FileOptions::default())?;
     let whole = device.len().saturating_sub(options.offset);
+    // What begins before the offset, and is no table of parts, may go on behind it.
+    if options.offset > 0 && partitions(&device)?.is_none() {
+        must_be_free(&device, options)?;
+    }
     if let Some(size) = options.size {
         if size > whole {
             let text = format!("there are {whole} bytes from byte {} on, not {size}", options.offset);

@@ -123,6 +123,15 @@ fn an_image_in_a_partition() -> Result<()> {
     fs::write(&path, b"QFI\xfb\0\0\0\x03")?;
     let error = Image::open(&path, &OpenOptions::default()).err().context("a qcow2 file was opened as an image")?;
     assert_eq!(error.hint(), Some(Hint::UseNbd), "{error}");
+
+    // A file system that begins before the offset goes on behind it.
+    fs::remove_file(&path)?;
+    build(&[&path], options(Source::Empty).size(Some(96 * MIB)))?;
+    let error =
+        build(&[&path], options(Source::Empty).offset(32 * MIB)).err().context("a file system was overwritten")?;
+    assert_eq!(error.hint(), Some(Hint::Overwrite), "{error}");
+    must_be_clean(&path)?;
+    build(&[&path], options(Source::Empty).offset(32 * MIB).force(true))?;
     Ok(())
 }
 
