@@ -3,6 +3,21 @@
 //! `args` has what several commands take, `out` how things are shown, `cmd` one file per command: arguments, one call
 //! of the library, output. Commands that control a file system work on an image and on a mount; `target` tells them apart.
 
+/// As that of std, but a standard error that cannot be written to ends nothing: the exit code is true all the same.
+macro_rules! eprintln {
+    () => { eprintln!("") };
+    ($($text:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($text)*)));
+    }};
+}
+
+/// The same without the end of the line.
+macro_rules! eprint {
+    ($($text:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!($($text)*));
+    }};
+}
+
 mod args;
 mod cmd;
 mod examples;

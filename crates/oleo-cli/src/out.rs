@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use oleo::error::{Class, Classified};
@@ -135,6 +135,14 @@ impl Drop for Progress {
     }
 }
 
+/// The exit code of a program whose reader has gone.
+static UNREAD_CODE: AtomicU8 = AtomicU8::new(0);
+
+/// The image is damaged: the exit code says so, even if the reader of the output has gone.
+pub(crate) fn is_damaged() {
+    UNREAD_CODE.store(DAMAGED, Ordering::Relaxed);
+}
+
 /// A line on standard output; ends the program quietly when nobody reads any more.
 pub(crate) fn println_or_end(line: &str) {
     print_or_end(&[line.as_bytes(), b"\n"].concat());
@@ -148,7 +156,7 @@ pub(crate) fn print_or_end(bytes: &[u8]) {
             eprintln!("oleo: cannot write the output: {error}");
             std::process::exit(4);
         }
-        std::process::exit(0);
+        std::process::exit(UNREAD_CODE.load(Ordering::Relaxed).into());
     }
 }
 

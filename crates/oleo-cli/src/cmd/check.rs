@@ -10,7 +10,7 @@ use oleo::check::{CheckOptions, Counts, Finding, Kind, Progress, Report, Severit
 use serde_json::json;
 
 use crate::args::ImageArgs;
-use crate::out::{DAMAGED, Out, human, json, println_or_end, text as escaped};
+use crate::out::{self, DAMAGED, Out, human, json, println_or_end, text as escaped};
 
 /// Check an image, without changing it
 ///
@@ -87,6 +87,9 @@ impl Args {
             eprintln!();
         }
         let report = report?;
+        if report.has_errors() {
+            out::is_damaged();
+        }
         let files = Files::of(&report, || Image::open(&self.image.image, &open));
         match self.json {
             true => json(&as_json(&report, &files)),

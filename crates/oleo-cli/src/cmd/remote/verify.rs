@@ -6,7 +6,7 @@ use oleo::remote::{VerifyOptions, VerifyReport, verify};
 use serde_json::json;
 
 use super::VolumeUrl;
-use crate::out::{DAMAGED, Out, human, json, println_or_end};
+use crate::out::{self, DAMAGED, Out, human, json, println_or_end};
 
 /// Read and check every object of a volume on an object store, with all its pins
 ///
@@ -35,6 +35,9 @@ impl Args {
         let how = VerifyOptions { heads_only: self.heads };
         let report = verify(&opened.store, &opened.options, how, &mut show).map_err(oleo::Error::from)?;
         drop(progress);
+        if !report.findings.is_empty() {
+            out::is_damaged();
+        }
         if self.json {
             json(&as_json(&report));
         } else {

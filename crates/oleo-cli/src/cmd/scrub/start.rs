@@ -16,7 +16,8 @@ use rustix::io::Errno;
 use super::{look, nothing_there, open, show};
 use crate::args;
 use crate::cmd::interruptible::{interruptible, watched};
-use crate::out::{Out, Said, human, json, println_or_end};
+use crate::out::{self, Out, Said, human, json, println_or_end};
+use crate::redundancy::{self, RedundancyArg};
 use crate::target::{self, Access, Target, VolumeArg};
 
 /// How often the progress is looked at.
@@ -182,8 +183,11 @@ fn follow(on: &VolumeArg, how: &How, out: &Out, is_resumed: bool) -> anyhow::Res
         Target::Mount { .. } => wait(on, &target, out, number)?,
     }
     let shown = look(on, &target, true)?;
+    let reduced = redundancy::look(&target)?;
     target.close()?;
-    print_end(on, how, out, &shown)
+    let ended = print_end(on, how, out, &shown);
+    RedundancyArg::default().report(reduced, on, out)?;
+    ended
 }
 
 /// Runs it in this process. A signal interrupts it, so that it can be resumed.
@@ -226,6 +230,9 @@ fn print_end(on: &VolumeArg, how: &How, out: &Out, shown: &ScrubShown) -> anyhow
     let path = on.path.display();
     if let Some(why) = &shown.unkept {
         out.warnings(&[format!("the state of the scrub cannot be kept: {why}")]);
+    }
+    if shown.status.total().uncorrectable_errors > 0 {
+        out::is_damaged();
     }
     if how.json {
         json(&show::as_json(shown));

@@ -6,7 +6,7 @@ use oleo::remote::streams::CheckedStreams;
 use serde_json::json;
 
 use super::StreamsUrl;
-use crate::out::{DAMAGED, Out, human, json, println_or_end, text};
+use crate::out::{self, DAMAGED, Out, human, json, println_or_end, text};
 
 /// Read and check every part of all streams
 ///
@@ -33,6 +33,9 @@ impl Args {
         };
         let found = opened.streams.verify(self.heads, &mut show).map_err(oleo::Error::from)?;
         drop(progress);
+        if !found.findings.is_empty() {
+            out::is_damaged();
+        }
         if self.json {
             json(&as_json(&found));
         } else {
