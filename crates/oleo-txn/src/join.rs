@@ -9,7 +9,7 @@
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oleo_format::{ByteLen, Generation, Logical, TreeId};
 use oleo_lock::{MutexGuard, rank};
@@ -59,6 +59,9 @@ const TRIES_MAX: u32 = 32;
 pub(crate) const COMMITS_MAX: u32 = 2;
 /// How long an operation that would join alone waits each time for readers of older states, which keep what commits have freed.
 const READERS_WAIT: Duration = Duration::from_millis(5);
+/// How long in all: a reader is on a processor again by then, on a busy machine, too. What may be refused on a full volume does not wait for long.
+const RECLAIM_PATIENCE: Duration = Duration::from_secs(10);
+const RELEASE_PATIENCE: Duration = Duration::from_millis(160);
 
 pub(crate) fn no_metadata(inner: &Inner, need: Need) -> TxnError {
     let wanted = ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize));
@@ -124,21 +127,21 @@ impl Engine {
     fn join_alone(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         let inner = &*self.0;
         let alone = inner.metadata_reserve.alone();
-        for _ in 0..TRIES_MAX {
+        let begun = Instant::now();
+        let patience = if need.claim == Claim::Release { RELEASE_PATIENCE } else { RECLAIM_PATIENCE };
+        loop {
             self.commit()?;
             inner.reap();
             let has_room = inner.grow_reserve_alone(need)?;
             if has_room && let Some(handle) = self.join_charged(|reserve, _| reserve.charge_alone(&alone, need)) {
                 return Ok(handle);
             }
-            if !has_room {
-                if inner.space.totals(Kind::Metadata).pinned.0 == 0 {
-                    break;
-                }
-                std::thread::sleep(READERS_WAIT);
+            let is_hopeless = !has_room && inner.space.totals(Kind::Metadata).pinned.0 == 0;
+            if is_hopeless || begun.elapsed() >= patience {
+                return Err(no_metadata(inner, need));
             }
+            std::thread::sleep(READERS_WAIT);
         }
-        Err(no_metadata(inner, need))
     }
 
     /// Takes the commit lock with `need` charged to the transaction that is open then, which no commit ends while the lock is held. The caller
