@@ -65,7 +65,7 @@ pub(crate) fn verify(cx: &Context<'_>, input: &Input<'_>, csum_trees: &[TreeStar
     verified.into_inner()
 }
 
-/// Divides a run of sectors into parts that are read at a time: where each begins and how many sectors it has. None goes beyond
+/// Divides a run of sectors into parts that are read at a time, each with its address and its number of sectors. No part goes beyond
 /// the end of its chunk, since the next chunk may have another number of copies.
 fn parts(at: u64, sectors: usize, unit: usize, chunk_end: impl Fn(u64) -> Option<u64>) -> Vec<(u64, usize)> {
     let (mut at, mut left, mut parts) = (at, sectors, Vec::new());

@@ -59,7 +59,7 @@ const TRIES_MAX: u32 = 32;
 pub(crate) const COMMITS_MAX: u32 = 2;
 /// How long an operation that would join alone waits each time for readers of older states, which keep what commits have freed.
 const READERS_WAIT: Duration = Duration::from_millis(5);
-/// How long in all: a reader is on a processor again by then, on a busy machine, too. What may be refused on a full volume does not wait for long.
+/// How long in all: a reader is on a processor again by then, on a busy machine, too. Operations that a full volume may refuse wait a shorter time.
 const RECLAIM_PATIENCE: Duration = Duration::from_secs(10);
 const RELEASE_PATIENCE: Duration = Duration::from_millis(160);
 

@@ -384,7 +384,7 @@ fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
 fn part_of(path: &Path, options: &BuildOptions) -> Result<u64> {
     let device = FileDevice::open(path, &FileOptions::default())?;
     let whole = device.len().saturating_sub(options.offset);
-    // What begins before the offset, and is no table of parts, may go on behind it.
+    // A file system that begins before the offset may reach beyond it; a table of partitions does not.
     if options.offset > 0 && partitions(&device)?.is_none() {
         must_be_free(&device, options)?;
     }

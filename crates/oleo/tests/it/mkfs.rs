@@ -124,7 +124,7 @@ fn an_image_in_a_partition() -> Result<()> {
     let error = Image::open(&path, &OpenOptions::default()).err().context("a qcow2 file was opened as an image")?;
     assert_eq!(error.hint(), Some(Hint::UseNbd), "{error}");
 
-    // A file system that begins before the offset goes on behind it.
+    // A file system that begins before the offset reaches beyond it.
     fs::remove_file(&path)?;
     build(&[&path], options(Source::Empty).size(Some(96 * MIB)))?;
     let error =

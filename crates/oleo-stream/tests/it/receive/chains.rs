@@ -34,7 +34,7 @@ pub fn change(top: &Path, seed: u64, steps: usize) {
 /// that are compressed are no longer so in a block, once the file grows.
 const INLINE_MAX: u64 = 4096;
 
-/// How much of each file is compressed on disk; what may be inline is left out, and files without any.
+/// How much of each file is compressed on disk, without parts that may be inline; files without any are left out.
 fn encoded_bytes(mounted: &Mounted, name: &str) -> Result<BTreeMap<String, u64>> {
     fn walk(tree: &HostTree, dir: &PathBuf, path: &[u8], out: &mut BTreeMap<String, u64>) -> Result<()> {
         for (name, node) in tree.list(dir)? {
