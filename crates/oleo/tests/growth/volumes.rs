@@ -227,8 +227,11 @@ pub const CASES: &[Case] = &[
         let (image, _) = crate::data::scattered(n)?;
         measure(|| Ok(image.scrub(ScrubWant::new())?))
     })
-    // Each thread that takes part has a megabyte.
-    .from(1024),
+    .from(1024)
+    .known(
+        &["bytes"],
+        "each thread that takes part has a megabyte, and how many do depends on the load of the machine",
+    ),
     case("balance n extents", |n| {
         let (image, _) = crate::data::scattered(n)?;
         measure(|| balance(&image))
