@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn runs_are_divided_at_the_ends_of_chunks() {
         const MIB: u64 = 1 << 20;
-        let end = |at: u64| (MIB..7 * MIB).contains(&at).then(|| if at < 4 * MIB { 4 * MIB } else { 7 * MIB });
+        let end = |at: u64| (MIB..7 * MIB).contains(&at).then_some(if at < 4 * MIB { 4 * MIB } else { 7 * MIB });
         let of_mib = |at: u64, sectors: u64| parts(at, sectors as usize, 4096, end);
         assert_eq!(of_mib(MIB, 10), [(MIB, 10)]);
         assert_eq!(of_mib(4 * MIB - 8192, 5), [(4 * MIB - 8192, 2), (4 * MIB, 3)]);
