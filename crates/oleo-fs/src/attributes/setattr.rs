@@ -94,8 +94,9 @@ impl Fs {
             return Ok(self.attr(inode));
         }
         set.check_flags(inode.read().fields())?;
-        let before = inode.read().fields().size;
+        let mut releases = false;
         if let Some(size) = set.size {
+            releases = size <= inode.read().fields().size;
             match inode.read().fields().kind() {
                 FileKind::File => {}
                 FileKind::Dir => return Err(FsError::IsDir),
@@ -110,10 +111,9 @@ impl Fs {
         }
         self.core().throttle_dirty_inodes()?;
         let need = Need { items: 4, bytes: 1024, ..Need::default() };
-        let h = match set.size {
-            // The same operation has released space.
-            Some(size) if size <= before => self.core().join_to_release(inode.subvol(), need)?,
-            _ => self.engine().join(need)?,
+        let h = match releases {
+            true => self.core().join_to_release(inode.subvol(), need)?,
+            false => self.engine().join(need)?,
         };
         let mut guard = inode.write();
         guard.alive()?;
