@@ -490,6 +490,13 @@ impl Inner {
         }
     }
 
+    /// The same for a holder of the commit lock, which must be released before anything is discarded.
+    pub(crate) fn reap_quickly(&self) {
+        if !self.rules.discard {
+            self.reap();
+        }
+    }
+
     /// Tree blocks that no reader can come to any more leave the cache, so that it holds no more than the volume has.
     fn forget_blocks(&self, pins: &PinSet) {
         let mut group: Option<GroupInfo> = None;
@@ -501,13 +508,6 @@ impl Inner {
             if group.as_ref().is_some_and(|group| group.flags.intersects(has_blocks)) {
                 self.blocks.forget(run.start, run.len);
             }
-        }
-    }
-
-    /// The same for a holder of the commit lock, which must be released before anything is discarded.
-    pub(crate) fn reap_quickly(&self) {
-        if !self.rules.discard {
-            self.reap();
         }
     }
 }
