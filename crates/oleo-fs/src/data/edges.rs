@@ -4,14 +4,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oleo_format::ByteLen;
+use oleo_txn::{Addresses, DataReservation, TxnError};
 
 use crate::FsError;
 use crate::data::buffer::Buffer;
 use crate::data::flush::Inline;
+use crate::data::in_place;
 use crate::data::items::MapOf;
 use crate::data::map;
 use crate::data::pieces::BufferPieces;
 use crate::data::read;
+use crate::data::room::Flushing;
 use crate::object::{Inode, Items, ReadGuard};
 
 /// Whether the bytes behind the old end of a file become part of it.
@@ -44,25 +47,17 @@ impl Inode {
             let size = self.read().fields().size;
             readable_beside(self, size..to)?;
         }
-        let promise = engine.reserve_data(ByteLen(2 * sector))?;
-        {
-            let guard = self.read();
-            let size = guard.fields().size;
-            let mut slot = self.data.buffer.lock();
-            let buffer = slot.get_or_insert_default();
-            let before = buffer.weight();
-            buffer.promises.push(promise);
+        let small = tail == Tail::Zero && to <= u64::from(self.core().opts.data.inline_max);
+        let inline_as = if small { Inline::Allowed } else { Inline::Refused };
+        let size = self.read().fields().size;
+        self.write_edge(size / sector * sector..size.next_multiple_of(sector), inline_as, |size, buffer| {
             let mut older = BufferPieces::default();
             older.write(0, &inline);
             buffer.dirty.put_under(older);
             if zeros {
                 buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(to));
             }
-            self.core().data.count(before, buffer.weight());
-            self.core().data.enlist(self);
-        }
-        let small = tail == Tail::Zero && to <= u64::from(self.core().opts.data.inline_max);
-        self.flush_locked(if small { Inline::Allowed } else { Inline::Refused })
+        })
     }
 
     /// Buffers zeros for a range within the file where the map has data and writes them out. The `flush` lock is held.
@@ -77,18 +72,68 @@ impl Inode {
             return Ok(());
         }
         readable_beside(self, range.clone())?;
-        let promise = engine.reserve_data(ByteLen(2 * sector))?;
+        let sectors = range.start / sector * sector..range.end.next_multiple_of(sector);
+        self.write_edge(sectors, Inline::Allowed, |_, buffer| {
+            buffer.dirty.cut(range.clone());
+            buffer.dirty.zero_gaps(range);
+        })
+    }
+
+    /// Buffers what `put` adds to the sectors of an edge, two at the most, and writes it out; `put` gets the file's size. The `flush`
+    /// lock is held: what is written in place needs no space, and has its place until then.
+    pub(super) fn write_edge(
+        self: &Arc<Self>,
+        sectors: Range<u64>,
+        inline: Inline,
+        put: impl FnOnce(u64, &mut Buffer),
+    ) -> Result<(), FsError> {
+        let (promise, addresses) = self.promise_edge(sectors)?;
         {
+            let guard = self.read();
             let mut slot = self.data.buffer.lock();
             let buffer = slot.get_or_insert_default();
             let before = buffer.weight();
             buffer.promises.push(promise);
-            buffer.dirty.cut(range.clone());
-            buffer.dirty.zero_gaps(range);
+            put(guard.fields().size, buffer);
             self.core().data.count(before, buffer.weight());
             self.core().data.enlist(self);
         }
-        self.flush_locked(Inline::Allowed)
+        drop(addresses);
+        self.flush_locked(inline)
+    }
+
+    /// Promises space for an edge. If there is none and all of it is written in place, it needs none, but addresses must be held until
+    /// it is buffered.
+    fn promise_edge(
+        self: &Arc<Self>,
+        sectors: Range<u64>,
+    ) -> Result<(DataReservation, Option<Addresses<'_>>), FsError> {
+        let engine = self.core().engine();
+        let space = ByteLen(2 * u64::from(engine.sectorsize()));
+        let mut has_made_room = false;
+        loop {
+            let refused = match engine.reserve_data(space) {
+                Err(refused @ TxnError::NoSpace { .. }) => refused,
+                promise => return Ok((promise?, None)),
+            };
+            let addresses = engine.hold_addresses();
+            if !self.subvol().is_being_shared() {
+                let places = in_place::places(self, &self.read(), sectors.clone())?;
+                let placed: u64 = places.iter().map(|place| place.range.end - place.range.start).sum();
+                if !sectors.is_empty()
+                    && placed == sectors.end - sectors.start
+                    && let Ok(promise) = engine.reserve_data(ByteLen(0))
+                {
+                    return Ok((promise, Some(addresses)));
+                }
+            }
+            drop(addresses);
+            if has_made_room {
+                return Err(refused.into());
+            }
+            self.core().make_room(Flushing::Some)?;
+            has_made_room = true;
+        }
     }
 }
 

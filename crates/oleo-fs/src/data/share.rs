@@ -11,7 +11,7 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, InodeFlags, TreeId};
+use oleo_format::{InodeFlags, TreeId};
 
 use crate::FsError;
 use crate::attributes::rules;
@@ -187,21 +187,14 @@ fn copy_inline(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why)
     let sector = u64::from(engine.sectorsize());
     let mut bytes = vec![0; range.len.min(sector) as usize];
     read::read_mapped(src, range.from, &mut bytes)?;
-    let promise = engine.reserve_data(ByteLen(2 * sector))?;
-    {
-        let mut slot = dst.data.buffer.lock();
-        let buffer = slot.get_or_insert_default();
-        let before = buffer.weight();
-        buffer.promises.push(promise);
+    let small = range.to == 0 && range.len <= sector;
+    let inline = if small { Inline::Allowed } else { Inline::Refused };
+    dst.write_edge(range.to..range.to + sector, inline, |_, buffer| {
         let mut newer = BufferPieces::default();
         newer.write(range.to, &bytes);
         newer.put_under(std::mem::take(&mut buffer.dirty));
         buffer.dirty = newer;
-        dst.core().data.count(before, buffer.weight());
-        dst.core().data.enlist(dst);
-    }
-    let small = range.to == 0 && range.len <= sector;
-    dst.flush_locked(if small { Inline::Allowed } else { Inline::Refused })
+    })
 }
 
 /// What extents take on disk, each once.

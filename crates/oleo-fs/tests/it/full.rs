@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, MemDevice};
-use oleo_format::TreeId;
+use oleo_format::{InodeFlags, TreeId};
 use oleo_fs::data::KeepSize;
-use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind};
+use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SetAttr, SnapshotOptions};
 use oleo_mkfs::{FeatureSet, MkfsOptions, Profile, make};
 use oleo_sim::budget::{Size, budget};
 use oleo_sim::disk;
@@ -68,6 +68,18 @@ fn on_all(work: impl Fn(usize) -> Result<usize> + Sync) -> Result<Vec<usize>> {
     })
 }
 
+/// A file takes all room for data, in smaller and smaller steps.
+fn take_all(fs: &Fs, name: &str, steps: &[u64]) -> Result<()> {
+    let big = fs.create(&fs.root(TreeId::FS)?, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
+    let mut at = 0;
+    for step in steps {
+        while fs.preallocate(&big, at, *step, KeepSize::No).is_ok() {
+            at += step;
+        }
+    }
+    Ok(())
+}
+
 /// Who writes back and commits beside the threads.
 fn attend<R>(fs: &Fs, work: impl FnOnce() -> R) -> R {
     let over = AtomicUsize::new(0);
@@ -103,14 +115,8 @@ fn rounds(len: u64, opts: &MkfsOptions, attended: bool) -> Result<()> {
         fs.write(&file, 0, &contents(0, n)).context("writing the first files")?;
     }
     fs.sync().context("first sync")?;
-    let big = fs.create(&fs.root(TreeId::FS)?, b"big", &NewInode::new(NewKind::File, 0o644))?;
-    let mut at = 0;
-    for step in [4 * MIB, MIB, 64 << 10] {
-        while fs.preallocate(&big, at, step, KeepSize::No).is_ok() {
-            at += step;
-        }
-    }
-    drop((big, spare));
+    take_all(&fs, "big", &[4 * MIB, MIB, 64 << 10])?;
+    drop(spare);
     fs.unlink(&top, b"spare").context("deleting the spare room")?;
     for n in 0..FIRST_FILES {
         fs.unlink(&top, format!("first-{n}").as_bytes()).context("deleting the first files")?;
@@ -193,4 +199,57 @@ fn single_metadata() -> Result<()> {
 fn mixed() -> Result<()> {
     let features = FeatureSet::default().mixed(true);
     rounds(64 * MIB, &MkfsOptions::default().features(features), true)
+}
+
+/// Goal: on a volume without room for data, parts of sectors of a file that is not copied on write become zeros where they are: those
+/// beside a hole, and those behind the old end of a file that grows. If a snapshot shares them, that is refused and changes nothing.
+#[test]
+fn zeros_in_place() -> Result<()> {
+    const SECTOR: u64 = 4096;
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(160 * MIB));
+    make(std::slice::from_ref(&device), &MkfsOptions::default().metadata(Some(Profile::Single)))?;
+    let fs = open(device)?;
+    let top = fs.root(TreeId::FS)?;
+    let file = fs.create(&top, b"file", &NewInode::new(NewKind::File, 0o644))?;
+    let flags = InodeFlags::NODATASUM | InodeFlags::NODATACOW;
+    fs.set_attr(&file, &SetAttr::default().flags(Some(flags)))?;
+    let mut model = vec![0xab; 10 * SECTOR as usize + 100];
+    fs.write(&file, 0, &model)?;
+    fs.sync()?;
+    take_all(&fs, "big", &[4 * MIB, MIB, 64 << 10, SECTOR])?;
+    let other = fs.create(&top, b"other", &NewInode::new(NewKind::File, 0o644))?;
+    let refused = fs.write(&other, 0, &[1; SECTOR as usize]);
+    ensure!(matches!(refused, Err(FsError::NoSpace)), "{refused:?}");
+    let is_model = |model: &[u8]| -> Result<()> {
+        let mut bytes = vec![1; model.len() + 1];
+        ensure!(fs.read(&file, 0, &mut bytes)? == model.len(), "the length");
+        ensure!(bytes[..model.len()] == *model, "the bytes");
+        Ok(())
+    };
+    // Each within its sectors: at the beginning of one, in the middle, over the end of one, and from the middle of one to that of another.
+    for (at, end) in
+        [(0, 512), (SECTOR + 700, SECTOR + 800), (3 * SECTOR - 50, 3 * SECTOR), (4 * SECTOR + 9, 7 * SECTOR + 9)]
+    {
+        fs.punch_hole(&file, at, end - at).with_context(|| format!("punching {at}..{end}"))?;
+        model[at as usize..end as usize].fill(0);
+        is_model(&model)?;
+    }
+    // The hole has made room.
+    fs.sync()?;
+    take_all(&fs, "more", &[SECTOR])?;
+    // What is behind the end is not zero, so a longer file has to write it.
+    let cut = 9 * SECTOR + 1000;
+    fs.truncate(&file, cut)?;
+    fs.truncate(&file, 20 * SECTOR).context("growing")?;
+    model.truncate(cut as usize);
+    model.resize(20 * SECTOR as usize, 0);
+    is_model(&model)?;
+    fs.sync()?;
+    take_all(&fs, "still more", &[SECTOR])?;
+    fs.snapshot(TreeId::FS, &top, b"snap", SnapshotOptions::default())?;
+    let refused = fs.punch_hole(&file, 2 * SECTOR, 100);
+    ensure!(matches!(refused, Err(FsError::NoSpace)), "{refused:?}");
+    is_model(&model)?;
+    fs.sync()?;
+    is_model(&model)
 }
