@@ -3,11 +3,12 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use oleo_sim::oracle::{oracle, run};
+use oleo_sim::oracle::{Loop, ReadOnly, oracle, run};
 use oleo_sim::served::{Limits, Served};
 use rustix::fs::OFlags;
 use rustix::mm::MapFlags;
@@ -33,11 +34,13 @@ fn shown(dir: &Path) -> String {
     run("findmnt", ["-no".as_ref(), "FSTYPE,SOURCE".as_ref(), "-M".as_ref(), dir.as_os_str()]).unwrap()
 }
 
-/// The loop devices that a file is attached to.
+/// The loop devices that a file is attached to. Below one that was attached in a mount namespace that has ended, the kernel shows the
+/// path without where its file system was mounted.
 fn loops(file: &Path) -> Vec<PathBuf> {
     let all = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
     let backing = |device: &Path| fs::read_to_string(device.join("loop/backing_file"));
-    all.filter(|device| backing(device).is_ok_and(|path| path.trim_end() == file.to_str().unwrap())).collect()
+    let is_it = |path: String| file.ends_with(path.trim_end().trim_start_matches('/'));
+    all.filter(|device| backing(device).is_ok_and(is_it)).collect()
 }
 
 #[track_caller]
@@ -119,6 +122,57 @@ fn without_a_loop_device() {
         assert!(loops(&image).is_empty());
         served.unmount().unwrap();
     }
+}
+
+/// Goal: with a container that is killed its mount and the loop device end: no thread waits for a dead server's answer, which no signal
+/// could end. Method: a mount in namespaces of its own, for an image and for a loop device; SIGKILL to their first process.
+#[test]
+fn a_killed_container_leaves_no_mount() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let image = fs::canonicalize(scratch.path()).unwrap().join("image");
+    let dir = scratch.dir("m").unwrap();
+    mkfs(&[image.as_ref()]);
+    const SCRIPT: &str =
+        r#""$0" mount --quiet "$1" "$2" && echo written > "$2/f" && findmnt -no FSTYPE -M "$2" && exec sleep 1000"#;
+    for is_device in [false, true] {
+        let device = is_device.then(|| Loop::attach(&image, ReadOnly::No).unwrap());
+        let source = device.as_ref().map_or(image.as_path(), |device| device.path());
+        let namespaces =
+            ["-m", "-p", "-f", "--mount-proc", "--propagation", "private", "--kill-child", "sh", "-c", SCRIPT];
+        let mut container = Command::new("unshare")
+            .args(namespaces)
+            .args([OLEO.as_ref(), source.as_os_str(), dir.as_os_str()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut kind = String::new();
+        BufReader::new(container.stdout.take().unwrap()).read_line(&mut kind).unwrap();
+        assert_eq!(kind.trim_end(), "fuseblk.oleo");
+        let mounted = loops(&image);
+        container.kill().unwrap();
+        container.wait().unwrap();
+        drop(device);
+        let begun = Instant::now();
+        while !loops(&image).is_empty() && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let left = loops(&image);
+        mounted.iter().filter(|_| !left.is_empty()).for_each(|device| abort(&scratch.dir("control").unwrap(), device));
+        assert!(left.is_empty(), "still held after {PATIENCE:?}: {left:?}");
+        let served = serve(&[image.as_ref()], "noatime");
+        served.unmount().unwrap();
+    }
+}
+
+/// Ends the connection of a mount, so that a failed test leaves nothing that waits. `dir` is for the kernel's list of connections.
+fn abort(dir: &Path, device: &Path) {
+    let number = fs::read_to_string(device.join("dev")).unwrap();
+    let (major, minor) = number.trim_end().split_once(':').unwrap();
+    let connection = (major.parse::<u64>().unwrap() << 20) + minor.parse::<u64>().unwrap();
+    run("mount", ["-t".as_ref(), "fusectl".as_ref(), "none".as_ref(), dir.as_os_str()]).unwrap();
+    let _ = fs::write(dir.join(connection.to_string()).join("abort"), "1");
+    run("umount", [dir]).unwrap();
 }
 
 /// A server that does not run until the guard is gone.
