@@ -80,7 +80,7 @@ impl Inode {
     }
 
     /// Buffers what `put` adds to the sectors of an edge, two at the most, and writes it out; `put` gets the file's size. The `flush`
-    /// lock is held: what is written in place needs no space, and has its place until then.
+    /// lock is held: bytes that are written in place need no space, and have their place until then.
     pub(super) fn write_edge(
         self: &Arc<Self>,
         sectors: Range<u64>,

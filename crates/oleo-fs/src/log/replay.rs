@@ -20,7 +20,8 @@
 //! - A logged link count of 0 is a file that never got a name before the crash (O_TMPFILE): nothing of it is replayed.
 //! - `mv a b; mv c a; fsync a`: `a` stands in the way of itself. Names are taken away before others are put, and links are
 //!   counted at the end, so that no inode dies in between.
-//! - `fallocate -k f; fsync f`: space behind the end. The file is cut to its logged size before extents are put, never after.
+//! - `fallocate -k f; fsync f`: space behind the end. The file is cut to its size before extents are put, never after. If the log says only
+//!   that the file exists, that gives committed space behind the end up, as the kernel's replay does.
 //! - A name's parent may be in no log and no tree (it was deleted): the name is passed over, the inode goes if it was its last.
 //! - `rm -r d; fsync .`: entries of a directory that lost its name go as well, whatever the log says of them.
 //!
@@ -268,9 +269,7 @@ impl<'a> Replay<'a> {
         drop(guard);
         if kind == FileKind::File {
             self.files.insert(ino.0);
-            if sized {
-                self.cut(&inode)?;
-            }
+            self.cut(&inode)?;
         }
         Ok(())
     }

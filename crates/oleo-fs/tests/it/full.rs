@@ -237,7 +237,7 @@ fn zeros_in_place() -> Result<()> {
     // The hole has made room.
     fs.sync()?;
     take_all(&fs, "more", &[SECTOR])?;
-    // What is behind the end is not zero, so a longer file has to write it.
+    // The bytes behind the end are not zero, so a longer file has to write zeros.
     let cut = 9 * SECTOR + 1000;
     fs.truncate(&file, cut)?;
     fs.truncate(&file, 20 * SECTOR).context("growing")?;

@@ -26,6 +26,10 @@ pub const CASES: &[(&str, &str)] = &[
         "prealloc behind the end, then written",
         "write f 0 4096\n prealloc f 4096 1000000\n sync\n write f 4096 100\n fsync f",
     ),
+    (
+        "prealloc behind the end, in the log by name",
+        "mkdir d\n create d/f\n prealloc d/f 0 4096\n write d/g 0 10\n prealloc d/g 4096 8192\n sync\n rename d/f d/h\n link d/g d/i\n fsync d",
+    ),
     ("zeroed", "write f 0 300000\n sync\n zero f 5000 100000\n fsync f"),
     ("clone", "write f 0 262144\n create g\n sync\n clone f 0 262144 g 0\n fsync g"),
     ("clone of new data", "create g\n sync\n write f 0 262144\n fsync f\n clone f 65536 65536 g 131072\n fsync g"),
