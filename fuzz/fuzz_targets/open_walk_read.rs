@@ -8,12 +8,13 @@ use libfuzzer_sys::fuzz_target;
 use oleo::restore::{RestoreOptions, restore_to_tar};
 use oleo::{Access, Image, OpenOptions};
 
+#[path = "../../crates/oleo-sim/tests/it/mutated/lying.rs"]
 mod lying;
 
-fuzz_target!(|input: lying::Input| {
-    lying::with(&input, |path| {
+fuzz_target!(|data: &[u8]| {
+    lying::with(lying::Which::Closed, data, |damaged| {
         let options = OpenOptions::default().access(Access::ReadOnlyInUse);
-        if let Ok(image) = Image::open(path, &options)
+        if let Ok(image) = Image::open(damaged.path, &options)
             && let Ok(top) = image.top()
         {
             let _ = image.fs().subvol_list();

@@ -24,6 +24,7 @@ use anyhow::{Context, Result, bail};
 mod ci;
 mod crash;
 mod foreign;
+mod fuzz;
 mod guest;
 mod locking;
 mod nightly;

@@ -3,27 +3,36 @@
 //! - `tests`: every test in release, ignored ones included, with the budget `nightly` and seeds of the day (`oleo_sim::budget`);
 //! - `shared-lines`: the count of stores to lines that threads share (`oleo-bench shared-lines`);
 //! - `foreign`: the library on other systems (`cargo xtask foreign`);
-//! - `stores`: volumes on servers that take minutes to install (`cargo xtask stores`).
+//! - `stores`: volumes on servers that take minutes to install (`cargo xtask stores`);
+//! - `fuzz`: every fuzz target for an hour; by itself it takes names of targets, or a share of them: `cargo xtask nightly fuzz 1/5` (see [`fuzz`]).
 
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Result, bail};
 
-use crate::{foreign, guest, stores, tests, web};
+use crate::{foreign, fuzz, guest, stores, tests, web};
 
 type Part = (&'static str, fn(&Path) -> Result<()>);
 
-const PARTS: [Part; 4] = [
+const PARTS: [Part; 5] = [
     ("tests", every_test),
     ("shared-lines", shared_lines),
     ("foreign", |root| foreign::run(root, &[])),
     ("stores", |root| stores::run(root, &[])),
+    ("fuzz", |root| fuzz::run(root, &[])),
 ];
 
 /// Runs parts one after the other and fails at the end. The kernel oracle is demanded.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
-    if let Some(unknown) = args.iter().find(|arg| PARTS.iter().all(|(name, _)| name != arg)) {
+    let unknown = args.iter().find(|arg| PARTS.iter().all(|(name, _)| name != arg));
+    if let [first, which @ ..] = args
+        && first == "fuzz"
+        && unknown.is_some()
+    {
+        return fuzz::run(root, which);
+    }
+    if let Some(unknown) = unknown {
         bail!("no part {unknown}; there are {}", PARTS.map(|(name, _)| name).join(", "));
     }
     let mut failed = Vec::new();

@@ -187,7 +187,11 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
 fn take_log(core: &mut Core) -> Result<(), RemoteError> {
     let Some(log) = &core.log else { return Ok(()) };
     let before = core.state.lock().position();
-    log.replay(|frame, bound| append(core, again(core, frame, bound)?))?;
+    log.replay(|frame, bound| {
+        // A frame that cannot be read would be in the way of each opening.
+        let frame = again(core, frame, bound).map_err(|e| log.keep_aside(e.to_string()))?;
+        append(core, frame)
+    })?;
     let position = core.state.lock().position();
     if position > before {
         publish(core, position, false)?;

@@ -231,8 +231,8 @@ impl LocalLog {
         )))
     }
 
-    /// Gives the file another name.
-    fn keep_aside(&self, what: String) -> RemoteError {
+    /// Gives the file another name, and returns the error that says so.
+    pub(crate) fn keep_aside(&self, what: String) -> RemoteError {
         let mark: String = self.host.random()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         let path = self.dir.join(format!("log.kept-{mark}"));
         match fs::rename(self.path(), &path).and_then(|()| sync_dir(&self.dir)) {

@@ -7,6 +7,8 @@ use crate::rng::Rng;
 
 /// Changes at most, in one input.
 const CHANGES_MAX: u64 = 4;
+/// Fewer inputs may all be sound.
+const FEW: u64 = 50;
 /// Bytes that are put in or taken out at a time, at most.
 const PIECE_LEN_MAX: u64 = 40;
 /// Numbers at which readers go wrong.
@@ -59,7 +61,7 @@ impl Drop for Shown<'_> {
 }
 
 /// Feeds a reader with sound inputs, each as it is and then changed again and again, for some time. `body` says whether it took
-/// the input; each of `sound` must be taken, and of the changed ones some and not all. Returns how many there were.
+/// the input; each of `sound` must be taken, and of many changed ones not all. Returns how many there were.
 ///
 /// # Panics
 /// If that is not so.
@@ -81,6 +83,6 @@ pub fn feed(name: &str, sound: &[Vec<u8>], seed: u64, time: Duration, body: impl
         fed += 1;
         taken += u64::from(one(&bytes));
     }
-    assert!(taken < fed, "{name} took all of {fed} inputs");
+    assert!(taken < fed || fed < FEW, "{name} took all of {fed} inputs");
     fed
 }

@@ -236,6 +236,13 @@ pub(crate) fn frame_len_of(bytes: &[u8]) -> Option<usize> {
     (raw.magic == RECORD_MAGIC && len <= LOGGED_LEN_MAX && len.is_multiple_of(16)).then_some(len)
 }
 
+/// Whether the checksum of a record fits, of whose frame `bytes` have at least the header.
+pub(crate) fn has_sum(bytes: &[u8], of: &Of<'_>) -> bool {
+    RawRecord::ref_from_prefix(bytes).is_ok_and(|(raw, frame)| {
+        sum_of(of, raw.as_bytes(), &frame[..frame.len().min(FRAME_HEADER_LEN)]) == raw.xxh.get()
+    })
+}
+
 /// Reads a record with its frame, which are exactly `bytes`. Whether it is in its place is for the caller to compare.
 pub(crate) fn parse_record(bytes: &[u8], of: &Of<'_>) -> Result<Record, Corruption> {
     let what = "record of the local log";

@@ -12,12 +12,15 @@ use oleo_format::Corruption;
 
 use crate::format::ensure;
 use crate::format::log::{
-    Entry, LOG_HEADER_LEN, LogHeader, Of, Place, RECORD_LEN, RECORD_MAGIC, Record, frame_len_of, parse_record,
+    Entry, LOG_HEADER_LEN, LogHeader, Of, Place, RECORD_LEN, RECORD_MAGIC, Record, frame_len_of, has_sum, parse_record,
 };
+use crate::format::segment::FRAME_HEADER_LEN;
 use crate::seal::Key;
 
 /// How much of the file is read together, bytes.
 const READ_LEN: usize = 1 << 20;
+/// Bytes of a record and its frame that its checksum covers.
+const HEAD_LEN: usize = RECORD_LEN + FRAME_HEADER_LEN;
 
 /// A volume, as its log must be of it.
 #[derive(Clone, Copy)]
@@ -211,11 +214,13 @@ fn look_behind(file: &File, of: &Of<'_>, end: u64) -> Result<(), Unread> {
             Err(_) => at,
         };
         let now = (len.saturating_sub(at)).min(READ_LEN as u64) as usize;
-        piece.resize(now, 0);
+        // The piece ends with all that decides whether a record begins in it.
+        let more = (len.saturating_sub(at)).min((READ_LEN + HEAD_LEN) as u64) as usize;
+        piece.resize(more, 0);
         file.read_exact_at(&mut piece, at)?;
-        for (n, begin) in piece.chunks_exact(16).enumerate() {
-            if begin[..4] == RECORD_MAGIC {
-                check_behind(file, of, at + n as u64 * 16, end)?;
+        for begin in (0..now).step_by(16) {
+            if piece[begin..].starts_with(&RECORD_MAGIC) {
+                check_behind(file, of, at + begin as u64, &piece[begin..], end)?;
             }
         }
         at += now.max(16) as u64;
@@ -223,14 +228,15 @@ fn look_behind(file: &File, of: &Of<'_>, end: u64) -> Result<(), Unread> {
     Ok(())
 }
 
-fn check_behind(file: &File, of: &Of<'_>, at: u64, end: u64) -> Result<(), Unread> {
-    let mut bytes = vec![0; RECORD_LEN];
-    if file.read_exact_at(&mut bytes, at).is_err() {
+/// Looks at what begins with a record's magic. Data of files is in a log, too: a frame, which may be long, is read only if the
+/// checksum of its record fits, which takes the random id of the log.
+fn check_behind(file: &File, of: &Of<'_>, at: u64, piece: &[u8], end: u64) -> Result<(), Unread> {
+    let Some(frame) = frame_len_of(piece) else { return Ok(()) };
+    if !piece.get(..RECORD_LEN + frame.min(FRAME_HEADER_LEN)).is_some_and(|head| has_sum(head, of)) {
         return Ok(());
     }
-    let Some(frame) = frame_len_of(&bytes) else { return Ok(()) };
-    bytes.resize(RECORD_LEN + frame, 0);
-    if file.read_exact_at(&mut bytes[RECORD_LEN..], at + RECORD_LEN as u64).is_err() {
+    let mut bytes = vec![0; RECORD_LEN + frame];
+    if file.read_exact_at(&mut bytes, at).is_err() {
         return Ok(());
     }
     match parse_record(&bytes, of) {

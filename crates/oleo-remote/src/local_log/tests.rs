@@ -126,6 +126,29 @@ fn cut_and_torn_at_every_record() {
     assert_eq!(scanned(&path, None).ok().expect("sound").last, Some(10));
 }
 
+/// Bytes that this thread has read.
+fn bytes_read() -> u64 {
+    let counts = fs::read_to_string("/proc/thread-self/io").expect("counts");
+    let count = counts.lines().find_map(|line| line.strip_prefix("rchar: "));
+    count.and_then(|count| count.parse().ok()).expect("a count")
+}
+
+/// Goal: data of files that looks like records, behind the end of a log, does not make opening long: the log is read a few times.
+/// Method: the beginning of a record with a long frame, again and again; the bytes that are read are counted.
+#[test]
+fn data_that_looks_like_records() {
+    let (dir, store) = (tempfile::tempdir().expect("dir"), MemoryStore::new());
+    let (path, _) = crashed(&store, &options(&dir));
+    let end = scanned(&path, None).ok().expect("sound").end;
+    let begin = [*b"OLGR", [1, 0, 0, 0], (1u32 << 19).to_le_bytes(), [0; 4]];
+    let all = begin.as_flattened().repeat((LOG_BYTES_MIN - end) as usize / 16);
+    File::options().write(true).open(&path).and_then(|file| file.write_all_at(&all, end)).expect("write");
+    let before = bytes_read();
+    assert_eq!(scanned(&path, None).ok().expect("sound").end, end);
+    let read = bytes_read() - before;
+    assert!(read < 4 * LOG_BYTES_MIN, "{read} bytes were read");
+}
+
 /// Goal: a log that is damaged, or of another volume, is kept aside and named, and the volume is as the store has it.
 #[test]
 fn what_is_not_trusted_is_kept() {

@@ -4,4 +4,5 @@ mod browser;
 mod explore;
 mod kernel;
 mod map;
+mod mutated;
 mod served;
