@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use oleo_device::Device;
 use oleo_remote::format::xxh64;
-use oleo_remote::store::{Answer, Body, Cond, Deadline, MemoryStore, Op, Store, Ticket};
+use oleo_remote::store::{Answer, Body, Cond, Deadline, MemoryStore, Op, Store, StoreTime, Ticket};
 use oleo_remote::{
     CacheOptions, Durable, Host, RemoteDevice, RemoteError, StoreError, StoreOptions, SystemHost, create,
 };
@@ -65,6 +65,9 @@ impl Store for Way {
     }
     fn describe(&self) -> String {
         "way".into()
+    }
+    fn now(&self) -> Option<StoreTime> {
+        self.store.now()
     }
 }
 

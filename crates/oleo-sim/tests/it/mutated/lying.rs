@@ -60,7 +60,7 @@ impl Victim {
         }
         let file = File::open(&path).expect("the image");
         // Other processes use this name, too.
-        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
+        let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
         drop(scratch);
         let rot = Rot::survey(&path).expect("its tree blocks");
         let addresses = log_blocks(&path);
