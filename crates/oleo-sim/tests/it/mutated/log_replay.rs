@@ -20,9 +20,8 @@ pub fn body(data: &[u8]) -> bool {
     lying::with(Which::Logged, data, replay)
 }
 
-fn overlay(path: &Path) -> Arc<Overlay> {
-    let base = FileDevice::open(path, &FileOptions::default()).expect("the image");
-    Arc::new(Overlay::new(Arc::new(base), WRITTEN_MAX))
+fn file(path: &Path) -> Arc<dyn Device> {
+    Arc::new(FileDevice::open(path, &FileOptions::default()).expect("the image"))
 }
 
 fn read(image: &Image) {
@@ -32,11 +31,12 @@ fn read(image: &Image) {
 }
 
 fn replay(damaged: &Damaged<'_>) -> bool {
-    let shown = Image::from_devices(vec![overlay(damaged.path)], &OpenOptions::default());
+    // Reading has an overlay of its own, and one over another would break the order of locks.
+    let shown = Image::from_devices(vec![file(damaged.path)], &OpenOptions::default());
     if let Ok(image) = &shown {
         read(image);
     }
-    let device = overlay(damaged.path);
+    let device = Arc::new(Overlay::new(file(damaged.path), WRITTEN_MAX));
     let image = match Image::from_devices(vec![device.clone()], &OpenOptions::writing()) {
         Ok(image) => image,
         Err(error) => {
