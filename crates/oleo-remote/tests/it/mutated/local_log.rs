@@ -171,7 +171,7 @@ fn repaired(data: &[u8], first: u8) -> Vec<u8> {
         (*log[16..].first_chunk().expect("16"), *log[32..].first_chunk().expect("16"));
     let mut before = xxh64(&log[..HEADER_LEN - 8]).to_le_bytes();
     log[HEADER_LEN - 8..HEADER_LEN].copy_from_slice(&before);
-    let mut rest = &mut log[HEADER_LEN..data.len().max(HEADER_LEN).min(LOG_LEN)];
+    let mut rest = &mut log[HEADER_LEN..data.len().clamp(HEADER_LEN, LOG_LEN)];
     for number in 0u64.. {
         let Some((record, more)) = rest.split_at_mut_checked(RECORD_LEN) else { break };
         let Some((frame, more)) = more.split_at_mut_checked(u32_at(record, 8)) else { break };
