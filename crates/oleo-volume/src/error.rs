@@ -70,8 +70,8 @@ pub enum VolumeError {
         other: (String, Generation),
     },
     /// Members are missing.
-    #[error("device {devid} ({uuid}) and {more} more are missing: name every device, or read without it (degraded)",
-        devid = .first.0, uuid = .first.1, more = .count - 1)]
+    #[error("device {devid} ({uuid}) {are} missing: name every device, or read without it (degraded)",
+        devid = .first.0, uuid = .first.1, are = if *.count > 1 { format!("and {} more are", .count - 1) } else { "is".into() })]
     Missing {
         /// Number and uuid of the first of them.
         first: (DevId, Uuid),

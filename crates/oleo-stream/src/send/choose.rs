@@ -51,7 +51,7 @@ fn info(fs: &Fs, id: TreeId, part: &str) -> Result<SubvolInfo, SendError> {
         Err(e) => return Err(e.into()),
     };
     if !info.read_only {
-        let path = String::from_utf8_lossy(&info.path).into_owned();
+        let path = if info.path.is_empty() { "/".into() } else { String::from_utf8_lossy(&info.path).into_owned() };
         let text = format!(
             "the {part} `{path}` is not read-only: make it so (`oleo property set … ro true`), or take a read-only snapshot"
         );
