@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use oleo_sim::budget::budget;
 use oleo_sim::oracle::{self, Mounted, Oracle, Scratch, oracle};
+use oleo_sim::rng::Rng;
 
 use crate::common::{fails_with, json, ok};
 
@@ -21,14 +22,7 @@ fn numbers(text: &str) -> Vec<u64> {
 
 /// Bytes that do not compress, the same for the same seed.
 fn noise(seed: u64, len: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut word = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    (0..len / 8).flat_map(|_| word()).collect()
+    Rng::new(seed).bytes(len as usize)
 }
 
 /// What is in a tree, by name.

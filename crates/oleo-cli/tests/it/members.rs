@@ -7,20 +7,14 @@ mod replaced;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use oleo_sim::rng::Rng;
+
 /// The command that is tested.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oleo");
 
 /// Bytes that no other name and length has.
 fn noise(name: &str, len: usize) -> Vec<u8> {
-    let mut state =
-        name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)) | 1;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| byte()).collect()
+    Rng::new(name.bytes().fold(0_u64, |seed, byte| seed.rotate_left(8) ^ u64::from(byte))).bytes(len)
 }
 
 /// Sparse files of a length.

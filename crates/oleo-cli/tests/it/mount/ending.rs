@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Oracle, Scratch, oracle, run};
+use oleo_sim::rng::Rng;
 use oleo_sim::served::{Limits, Served};
 use rustix::fs::{Gid, Mode, Uid};
 use rustix::io::Errno;
@@ -43,16 +44,7 @@ fn is_mounted(dir: &Path) -> bool {
 
 /// Bytes that do not shrink and do not repeat.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut at = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut out = Vec::with_capacity(len + 8);
-    while out.len() < len {
-        at ^= at << 13;
-        at ^= at >> 7;
-        at ^= at << 17;
-        out.extend_from_slice(&at.to_le_bytes());
-    }
-    out.truncate(len);
-    out
+    Rng::new(seed).bytes(len)
 }
 
 impl Narrow {

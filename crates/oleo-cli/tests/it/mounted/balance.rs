@@ -5,17 +5,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use oleo_sim::rng::Rng;
+
 use crate::mounted::{Mount, fails, json, ok};
 
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| byte()).collect()
+    Rng::new(seed).bytes(len)
 }
 
 fn state(dir: &Path) -> String {
