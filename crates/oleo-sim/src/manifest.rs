@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 use twox_hash::XxHash64;
 
 mod compare;
+mod fiemap;
 mod host;
 pub use compare::{Ignore, differences};
 pub use host::{HostTree, kind_of, set_xattr, xattrs_of};

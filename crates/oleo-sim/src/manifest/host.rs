@@ -11,8 +11,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{AtFlags, CWD, FileType, SeekFrom, StatxFlags, StatxTimestamp, XattrFlags};
 use rustix::io::Errno;
 
-use super::{Attr, Kind, Piece, Time, TreeView};
-use crate::oracle;
+use super::{Attr, Kind, Piece, Time, TreeView, fiemap};
 
 /// The inode number that btrfs shows for an empty directory in place of a subvolume that a snapshot left out.
 const EMPTY_SUBVOL_DIR_INO: u64 = 2;
@@ -185,26 +184,7 @@ impl TreeView for HostTree {
         Ok(out)
     }
 
-    /// Asks `filefrag`, which asks FIEMAP: an ioctl that has no safe wrapper.
     fn pieces(&self, file: &PathBuf) -> Result<Vec<Piece>> {
-        let text = oracle::run("filefrag", [OsStr::new("-v"), "-b1".as_ref(), file.as_os_str()])?;
-        Ok(text.lines().filter_map(piece).collect())
+        fiemap::extents(&File::open(file)?)
     }
-}
-
-/// One line of `filefrag -v -b1`: `   0:        0..   40959:   13631488..  13672447:  40960:    expected: last,shared`.
-fn piece(line: &str) -> Option<Piece> {
-    let fields: Vec<&str> = line.split(':').map(str::trim).collect();
-    let [number, logical, physical, len, ..] = fields[..] else { return None };
-    number.parse::<u64>().ok()?;
-    let start = |range: &str| range.split_once("..")?.0.trim().parse::<u64>().ok();
-    let flags = fields.last()?;
-    Some(Piece {
-        at: start(logical)?,
-        len: len.parse().ok()?,
-        address: start(physical)?,
-        unwritten: flags.contains("unwritten"),
-        inline: flags.contains("inline"),
-        encoded: flags.contains("encoded"),
-    })
 }
