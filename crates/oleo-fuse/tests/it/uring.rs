@@ -16,7 +16,7 @@ use oleo_sim::oracle::skip;
 /// The switch that root sets.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// How long a mount may take to end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The switch in a position, and back in the old one when dropped.
 pub struct Switch {

@@ -610,7 +610,7 @@ pub fn open_to_read(devices: &[PathBuf]) -> Result<Image> {
 /// it holds what we have closed, and the image is in use. So opening is retried for a while, unless this process itself
 /// still has the image open: that is a leaked descriptor.
 pub fn open(devices: &[PathBuf], options: OpenOptions) -> Result<Image> {
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(60);
     let options = options.devices(devices[1..].to_vec());
     let begun = Instant::now();
     loop {

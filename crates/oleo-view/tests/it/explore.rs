@@ -274,7 +274,8 @@ fn strangers_ask_once() {
     let began = Instant::now();
     let answer = raw(served.at(), &request("/").repeat(50));
     assert_eq!(answer.status, 403);
-    assert!(began.elapsed() < Duration::from_secs(5), "it does not wait for the next head");
+    // A head may take ten seconds.
+    assert!(began.elapsed() < Duration::from_secs(10), "it does not wait for the next head");
     assert!(!String::from_utf8_lossy(&answer.body).contains("HTTP/1.1"), "one answer");
     // Of the user.
     let good = request(&format!("{}api/list?path=v", served.root()));

@@ -18,7 +18,7 @@ use crate::mount::place::{OLEO, open};
 use crate::mount::sys::Map;
 
 /// How long something may take that needs no waiting.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn mkfs(args: &[&OsStr]) {
     let all = ["mkfs", "--quiet", "--size", "256M"].map(OsStr::new);

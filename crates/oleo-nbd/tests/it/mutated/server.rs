@@ -16,7 +16,7 @@ pub const NAME: &str = "disk";
 /// Its bytes.
 const LEN: u64 = 1 << 20;
 /// How long it may take to let go of a client that has gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest answer, in bytes, that is read.
 const ANSWER_MAX: u64 = 64 << 20;
 

@@ -12,7 +12,7 @@ use oleo_device::Device;
 use oleo_nbd::{At, Export, Listener, NbdError, ServeOptions, Served, Server, Stopper};
 
 /// How long a test waits for bytes that have to come.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running server.
 pub struct Running {
