@@ -223,11 +223,11 @@ pub fn load(path: &Path) -> Result<MemDevice> {
     let file = std::fs::File::open(path)?;
     let len = file.metadata()?.len();
     let device = MemDevice::named(&path.display().to_string(), len);
-    let mut buf = vec![0; COPY_LEN];
+    let (mut buf, zeros) = (vec![0; COPY_LEN], vec![0; COPY_LEN]);
     for at in (0..len).step_by(COPY_LEN) {
         let part = COPY_LEN.min(usize::try_from(len - at)?);
         file.read_exact_at(&mut buf[..part], at)?;
-        if buf[..part].iter().any(|b| *b != 0) {
+        if buf[..part] != zeros[..part] {
             device.write_at(at, &buf[..part])?;
         }
     }
@@ -239,11 +239,11 @@ pub fn store(device: &dyn Device, path: &Path) -> Result<()> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::create(path)?;
     file.set_len(device.len())?;
-    let mut buf = vec![0; COPY_LEN];
+    let (mut buf, zeros) = (vec![0; COPY_LEN], vec![0; COPY_LEN]);
     for at in (0..device.len()).step_by(COPY_LEN) {
         let part = COPY_LEN.min(usize::try_from(device.len() - at)?);
         device.read_at(at, &mut buf[..part])?;
-        if buf[..part].iter().any(|b| *b != 0) {
+        if buf[..part] != zeros[..part] {
             file.write_all_at(&buf[..part], at)?;
         }
     }

@@ -25,6 +25,9 @@ pub use host::{HostTree, kind_of, set_xattr, xattrs_of};
 /// One hash is kept for this many bytes of a file.
 pub const HASHED_LEN: usize = 64 << 10;
 
+/// Bytes that are read at once.
+const READ_LEN: usize = 16 * HASHED_LEN;
+
 /// More of a file's data than this is not read: nothing that a test makes has as much.
 const CONTENT_MAX: u64 = 4 << 30;
 
@@ -349,7 +352,9 @@ fn describe<V: TreeView>(
 }
 
 fn hash<V: TreeView>(view: &V, file: &V::Node, size: u64) -> Result<Vec<u64>> {
-    let (mut buf, mut hashes) = (Vec::new(), Vec::new());
+    // Allocated as zeros: filling a vector takes long where nothing is optimised.
+    let mut buf = vec![0; usize::try_from(size).unwrap_or(READ_LEN).clamp(1, READ_LEN)];
+    let mut hashes = Vec::new();
     if size <= CONTENT_MAX {
         hash_run(view, file, (0, size), &mut buf, &mut hashes)?;
     } else {
@@ -364,7 +369,6 @@ fn hash<V: TreeView>(view: &V, file: &V::Node, size: u64) -> Result<Vec<u64>> {
             hash_run(view, file, run, &mut buf, &mut hashes)?;
         }
     }
-    buf.resize(1, 0);
     let past_the_end = view.read(file, size, &mut buf[..1])?;
     anyhow::ensure!(past_the_end == 0, "it can be read past its size {size}");
     Ok(hashes)
@@ -375,17 +379,15 @@ fn hash_run<V: TreeView>(
     view: &V,
     file: &V::Node,
     (start, len): (u64, u64),
-    buf: &mut Vec<u8>,
+    buf: &mut [u8],
     hashes: &mut Vec<u64>,
 ) -> Result<()> {
-    const READ_LEN: usize = 16 * HASHED_LEN;
     let mut done = 0;
     while done < len {
-        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(READ_LEN);
-        buf.resize(want, 0);
-        let got = view.read(file, start + done, buf)?;
+        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(buf.len());
+        let got = view.read(file, start + done, &mut buf[..want])?;
         anyhow::ensure!(got == want, "a read of {want} bytes at {} gave {got}", start + done);
-        hashes.extend(buf.chunks(HASHED_LEN).map(|c| XxHash64::oneshot(0, c)));
+        hashes.extend(buf[..want].chunks(HASHED_LEN).map(|c| XxHash64::oneshot(0, c)));
         done += got as u64;
     }
     Ok(())

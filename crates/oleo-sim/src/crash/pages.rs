@@ -70,7 +70,7 @@ impl Contents {
         for at in (0..out.len).step_by(STEP) {
             let part = &mut buf[..usize::try_from(out.len - at).unwrap_or(STEP).min(STEP)];
             device.read_at(at, part)?;
-            for (i, page) in part.chunks(PAGE_LEN).enumerate().filter(|(_, page)| page.iter().any(|b| *b != 0)) {
+            for (i, page) in part.chunks(PAGE_LEN).enumerate().filter(|(_, page)| **page != ZEROS[..page.len()]) {
                 out.write(at + (i * PAGE_LEN) as u64, page);
             }
         }
