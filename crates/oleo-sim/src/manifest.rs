@@ -25,7 +25,7 @@ pub use host::{HostTree, kind_of, set_xattr, xattrs_of};
 /// One hash is kept for this many bytes of a file.
 pub const HASHED_LEN: usize = 64 << 10;
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const READ_LEN: usize = 16 * HASHED_LEN;
 
 /// More of a file's data than this is not read: nothing that a test makes has as much.

@@ -10,7 +10,7 @@ use super::Piece;
 /// Numbers of 32 bits of `struct fiemap` without extents, and of one extent.
 const HEAD: usize = 8;
 const EXTENT: usize = 14;
-/// Extents for which one call has room.
+/// Extents of one call at most.
 const ROOM: usize = 128;
 /// `FS_IOC_FIEMAP` of `linux/fs.h`. Its number has the size of the struct without extents.
 const FIEMAP: Opcode = opcode::read_write::<[u32; HEAD]>(b'f', 11);
