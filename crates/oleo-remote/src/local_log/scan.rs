@@ -205,7 +205,8 @@ impl<'a> Records<'a> {
 /// Looks for records behind the end which say that more than that was on the disk.
 fn look_behind(file: &File, of: &Of<'_>, end: u64) -> Result<(), Unread> {
     let len = file.metadata()?.len();
-    let (mut at, mut piece) = (end, Vec::new());
+    let piece_len = |at: u64| len.saturating_sub(at).min((READ_LEN + HEAD_LEN) as u64) as usize;
+    let (mut at, mut piece) = (end, vec![0; piece_len(end)]);
     while at < len {
         // Holes are passed over where the file system tells of them.
         at = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
@@ -215,9 +216,8 @@ fn look_behind(file: &File, of: &Of<'_>, end: u64) -> Result<(), Unread> {
         };
         let now = (len.saturating_sub(at)).min(READ_LEN as u64) as usize;
         // The piece ends with all that decides whether a record begins in it.
-        let more = (len.saturating_sub(at)).min((READ_LEN + HEAD_LEN) as u64) as usize;
-        piece.resize(more, 0);
-        file.read_exact_at(&mut piece, at)?;
+        let piece = &mut piece[..piece_len(at)];
+        file.read_exact_at(piece, at)?;
         for begin in (0..now).step_by(16) {
             if piece[begin..].starts_with(&RECORD_MAGIC) {
                 check_behind(file, of, at + begin as u64, &piece[begin..], end)?;
