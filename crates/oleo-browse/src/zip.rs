@@ -4,14 +4,16 @@
 
 use std::io::{self, Write};
 
-use flate2::Compression;
-use flate2::write::DeflateEncoder;
+use flate2::{Compress, Compression, FlushCompress, Status};
 use oleo_format::print::calendar;
 
 /// Members of an archive, at most.
 const ENTRIES_MAX: usize = 4_000_000;
 /// Bytes of names, at most.
 const NAMES_BYTES_MAX: usize = 512 << 20;
+
+/// Packed bytes that are handed on together.
+const PACKED_LEN: usize = 32 << 10;
 
 /// Version 4.5 of the format: ZIP64.
 const VERSION: u16 = 45;
@@ -42,6 +44,7 @@ struct Written {
 /// An archive that is being written.
 pub(crate) struct Zip<W: Write> {
     out: Counted<W>,
+    deflate: Deflate,
     written: Vec<Written>,
     names_bytes: usize,
 }
@@ -64,15 +67,38 @@ impl<W: Write> Write for Counted<W> {
 }
 
 /// What a member's contents are written to.
-struct Packing<'a, W: Write> {
-    out: DeflateEncoder<&'a mut Counted<W>>,
+struct Packing<'a, W> {
+    out: &'a mut Counted<W>,
+    deflate: &'a mut Deflate,
     crc: flate2::Crc,
     len: u64,
 }
 
+/// The compressor of all members: a new one for each costs more than a small member does.
+struct Deflate {
+    state: Compress,
+    packed: Vec<u8>,
+}
+
+impl<W: Write> Packing<'_, W> {
+    /// Packs some bytes; returns how many, and whether the member has ended.
+    fn step(&mut self, bytes: &[u8], flush: FlushCompress) -> io::Result<(usize, bool)> {
+        let Deflate { state, packed } = &mut *self.deflate;
+        let (taken, given) = (state.total_in(), state.total_out());
+        let status = state.compress(bytes, packed, flush).map_err(io::Error::other)?;
+        let (taken, given) = (state.total_in() - taken, state.total_out() - given);
+        self.out.write_all(&packed[..given as usize])?;
+        Ok((taken as usize, status == Status::StreamEnd))
+    }
+}
+
 impl<W: Write> Write for Packing<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.out.write_all(bytes)?;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (taken, _) = self.step(rest, FlushCompress::None)?;
+            rest = &rest[taken..];
+        }
         self.crc.update(bytes);
         self.len += bytes.len() as u64;
         Ok(bytes.len())
@@ -85,7 +111,8 @@ impl<W: Write> Write for Packing<'_, W> {
 
 impl<W: Write> Zip<W> {
     pub fn new(out: W) -> Zip<W> {
-        Zip { out: Counted { out, at: 0 }, written: Vec::new(), names_bytes: 0 }
+        let deflate = Deflate { state: Compress::new(Compression::fast(), false), packed: vec![0; PACKED_LEN] };
+        Zip { out: Counted { out, at: 0 }, deflate, written: Vec::new(), names_bytes: 0 }
     }
 
     /// Adds a member, whose contents `write` writes. Backslashes in its path become underscores: some programs take them for slashes.
@@ -112,7 +139,7 @@ impl<W: Write> Zip<W> {
         head.extend([0; 16]);
         self.out.write_all(&head)?;
         let start = self.out.at;
-        let (crc, len) = pack(&mut self.out, write)?;
+        let (crc, len) = pack(&mut self.out, &mut self.deflate, write)?;
         let packed = self.out.at - start;
         let mut tail = Vec::new();
         tail.extend(0x0807_4b50u32.to_le_bytes());
@@ -180,13 +207,14 @@ impl<W: Write> Zip<W> {
 /// Writes the contents of a member; their checksum and length.
 fn pack<W: Write>(
     out: &mut Counted<W>,
+    deflate: &mut Deflate,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<(u32, u64)> {
-    let mut packing = Packing { out: DeflateEncoder::new(out, Compression::fast()), crc: flate2::Crc::new(), len: 0 };
+    deflate.state.reset();
+    let mut packing = Packing { out, deflate, crc: flate2::Crc::new(), len: 0 };
     write(&mut packing)?;
-    let Packing { out, crc, len } = packing;
-    out.finish()?;
-    Ok((crc.sum(), len))
+    while !packing.step(&[], FlushCompress::Finish)?.1 {}
+    Ok((packing.crc.sum(), packing.len))
 }
 
 /// Flags, method and time, as both heads have them.
