@@ -350,7 +350,10 @@ fn trace() -> Result<Vec<(Counted, u64)>> {
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let mut counted = trace()?;
     for _ in 1..RUNS {
-        if KINDS.iter().zip(&counted).all(|((_, most), (counted, _))| counted.writes <= *most) {
+        let fits = |((kind, most), (counted, _)): (&(&str, f64), &(Counted, u64))| {
+            !args.wants(kind) || counted.writes <= *most
+        };
+        if KINDS.iter().zip(&counted).all(fits) {
             break;
         }
         for (least, again) in counted.iter_mut().zip(trace()?) {
