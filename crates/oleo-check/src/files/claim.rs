@@ -71,6 +71,11 @@ fn fold(a: u64, b: u64) -> u64 {
 }
 
 impl Hash {
+    /// Begins with a key of the caller.
+    pub(crate) fn from_key(a: u64, b: u64) -> Hash {
+        Hash(a, b)
+    }
+
     pub(crate) fn new(pair: Pair) -> Hash {
         Hash(K[0] ^ pair as u64, K[1].wrapping_add(pair as u64))
     }
@@ -130,6 +135,8 @@ pub(crate) fn edge(dir: u64, parent: u64) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use oleo_format::ItemType;
+
     use super::*;
 
     /// Goal: no two of many near claims look alike, and each half of the hash alone tells them apart.
@@ -151,6 +158,32 @@ mod tests {
             half.sort_unstable();
             half.dedup();
             assert_eq!(half.len(), total);
+        }
+    }
+
+    /// Goal: no bit of a claim is without effect on either half of its hash. Method: change each bit of each field, also
+    /// together with the highest bit.
+    #[test]
+    fn each_bit_counts() {
+        let to = |objectid| Key { objectid, item_type: ItemType::INODE_ITEM, offset: 0 };
+        let base = named(256, b"a name");
+        let makers: [&dyn Fn(u64) -> u128; 8] = [
+            &|mask| name(named(256 ^ mask, b"a name"), 2, 257),
+            &|mask| name(base, 2 ^ mask, 257),
+            &|mask| name(base, 2, 257 ^ mask),
+            &|mask| entry(base, to(257 ^ mask), FileType::RegFile),
+            &|mask| kind(257 ^ mask, FileType::RegFile),
+            &|mask| orphan(257 ^ mask),
+            &|mask| edge(257 ^ mask, 256),
+            &|mask| edge(257, 256 ^ mask),
+        ];
+        for (n, make) in makers.iter().enumerate() {
+            for bit in (0..64).map(|bit| 1 << bit) {
+                for (a, b) in [(0, bit), (1 << 63, bit | 1 << 62), (1 << 63, 1 << 63 ^ bit)] {
+                    let changed = make(a) ^ make(b);
+                    assert!(changed as u64 != 0 && (changed >> 64) as u64 != 0, "{n}: {a:#x} and {b:#x}");
+                }
+            }
         }
     }
 }

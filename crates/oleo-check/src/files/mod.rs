@@ -12,7 +12,7 @@
 //! each), directories (16 bytes) and subvolumes. Blocks are verified before: what `CheckedNode` checks within an item
 //! or a leaf is not checked again; items that do not parse are skipped.
 
-mod claim;
+pub(crate) mod claim;
 mod closed;
 mod extents;
 mod forest;
