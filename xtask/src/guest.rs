@@ -13,6 +13,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::tools::install;
+
 /// The package whose dependency is the newest kernel, which is small and made for virtual machines.
 const KERNEL: &str = "linux-image-cloud-amd64";
 /// What else is unpacked: libraries that a machine need not have.
@@ -53,8 +55,9 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Makes `target/guest/vmlinuz` and `target/guest/initrd`.
+/// Makes `target/guest/vmlinuz` and `target/guest/initrd`, and installs what runs them.
 pub fn prepare(root: &Path) -> Result<()> {
+    install(&[("qemu-system-x86_64", "qemu-system-x86")])?;
     let dir = root.join("target/guest");
     let init = root.join("xtask/guest/init.sh");
     let unpacked = dir.join("root");

@@ -34,6 +34,7 @@ mod soak;
 mod stores;
 mod tests;
 mod tidy;
+mod tools;
 mod web;
 
 /// Lines of a failed step that are printed again at the end.

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::tools::{install, must};
+
 /// What is built of versitygw.
 const VERSITYGW: &str = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
 /// What npm installs.
@@ -29,8 +31,8 @@ const CEPH: [(&str, &str); 5] = [
     ("radosgw", "radosgw"),
     ("qemu-nbd", "qemu-utils"),
 ];
-/// What qemu-nbd needs to open images of Ceph.
-const RBD_PACKAGE: &str = "qemu-block-extra";
+/// What qemu-nbd needs to open images of Ceph, and its package.
+const RBD: (&str, &str) = ("/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so", "qemu-block-extra");
 /// Keys and the bucket that the tests use (`oleo_sim::moto`).
 const KEY: &str = "testing";
 /// The same as Azure's keys are told.
@@ -171,10 +173,7 @@ fn radosgw(root: &Path) -> Result<()> {
 }
 
 fn rbd(root: &Path) -> Result<()> {
-    install(&[("qemu-nbd", "qemu-utils")])?;
-    if !Path::new("/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so").exists() {
-        apt(&[RBD_PACKAGE])?;
-    }
+    install(&[("qemu-nbd", "qemu-utils"), RBD])?;
     let ceph = Ceph::start(root)?;
     must(ceph.command("ceph").args(["osd", "pool", "create", "rbd", "8"]))?;
     must(ceph.command("rbd").args(["create", "--size", RBD_SIZE, "rbd/volume"]))?;
@@ -303,26 +302,4 @@ fn answers(port: u16, log: &Path) -> Result<()> {
         std::thread::sleep(POLL);
     }
     Ok(())
-}
-
-fn must(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {}", command.get_program().display()))?;
-    ensure!(status.success(), "{} failed", command.get_program().display());
-    Ok(())
-}
-
-/// Installs the packages of programs that are missing.
-fn install(programs: &[(&str, &str)]) -> Result<()> {
-    let is_there = |name: &str| {
-        std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(name).exists()))
-    };
-    let missing: Vec<&str> = programs.iter().filter(|(name, _)| !is_there(name)).map(|(_, package)| *package).collect();
-    if missing.is_empty() { Ok(()) } else { apt(&missing) }
-}
-
-fn apt(packages: &[&str]) -> Result<()> {
-    let mut command = Command::new("apt-get");
-    command.args(["install", "-q", "-y", "--no-install-recommends"]).args(packages);
-    must(command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null()))
-        .with_context(|| format!("missing packages: {}", packages.join(", ")))
 }
