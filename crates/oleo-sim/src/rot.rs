@@ -213,7 +213,7 @@ impl Rot {
         Ok(out)
     }
 
-    /// Damages the image until the guard is dropped.
+    /// Damages the image until the guard is dropped. If it was damaged before, that guard is dropped later.
     pub fn inflict(&self, damage: &Damage) -> Result<Inflicted> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         let mut done = Inflicted { path: self.path.clone(), len: self.len, old: Vec::new() };
@@ -229,7 +229,12 @@ impl Rot {
                 (&self.blocks.get(*index).context("no such block")?.copies, self.nodesize, edits)
             }
         };
+        let end = file.metadata()?.len();
         for &at in places {
+            // Damage before this one may have cut it off.
+            if at + len as u64 > end {
+                continue;
+            }
             let old = self.read(at, len)?;
             let mut new = old.clone();
             for (offset, bytes) in edits {
