@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub const CONNECTION_MAX: usize = 200;
 /// What goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Faults {
-    /// How late answers are.
+    /// How late answers are. Other faults end the wait of those that are late.
     pub delay: Duration,
     /// One of so many requests does not arrive; 0: all do.
     pub lost_requests: u64,
@@ -42,6 +42,8 @@ pub struct Proxy {
 struct Shared {
     server: SocketAddr,
     state: Mutex<State>,
+    /// Other faults were set.
+    changed: Condvar,
     away: AtomicBool,
     ended: AtomicBool,
     requests: AtomicU64,
@@ -105,7 +107,7 @@ impl Proxy {
         let state = Mutex::new(State { faults, rng: Rng::new(seed), open: BTreeMap::new(), made: 0 });
         let (away, ended) = (AtomicBool::new(false), AtomicBool::new(false));
         let [requests, lost, up, down] = [0; 4].map(AtomicU64::new);
-        let shared = Arc::new(Shared { server, state, away, ended, requests, lost, up, down });
+        let shared = Arc::new(Shared { server, state, changed: Condvar::new(), away, ended, requests, lost, up, down });
         let accepting = {
             let shared = shared.clone();
             Some(std::thread::spawn(move || accept(&listener, &shared)))
@@ -121,6 +123,7 @@ impl Proxy {
     /// What goes wrong from now on.
     pub fn set(&self, faults: Faults) {
         self.shared.state().faults = faults;
+        self.shared.changed.notify_all();
     }
 
     /// Breaks all connections, and every new one until it is told otherwise.
@@ -234,8 +237,9 @@ fn pass(shared: &Shared, connection: &Connection, is_answer: bool) {
         // The first bytes after the other side's.
         if connection.asked.swap(!is_answer, Ordering::SeqCst) == is_answer {
             let lost = if is_answer {
-                let delay = shared.state().faults.delay;
-                std::thread::sleep(delay);
+                let state = shared.state();
+                let delay = state.faults.delay;
+                drop(shared.changed.wait_timeout_while(state, delay, |state| state.faults.delay == delay));
                 shared.loses(|faults| faults.lost_answers)
             } else {
                 shared.requests.fetch_add(1, Ordering::SeqCst);

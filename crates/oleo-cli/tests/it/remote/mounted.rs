@@ -3,9 +3,11 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Scratch, skip};
+use oleo_sim::proxy::Faults;
 
 use crate::common::{confirm, must_hold};
 use crate::remote::harness::{Store, source};
@@ -123,6 +125,71 @@ fn a_killed_mount_is_not_waited_for() {
     assert!(store.ok(dir, &["ls", &url]).contains("before"));
 }
 
+/// Goal: requests that wait for a store that does not answer keep no others waiting. Method: look more cold names up than a mount has
+/// threads while the store's answers are late; meanwhile change, make and list names in memory; then the answers come, and all names are found.
+#[test]
+fn a_silent_store_keeps_no_others_waiting() {
+    /// Longer than the test waits for what is in memory.
+    const LATE: Duration = Duration::from_secs(600);
+    const PATIENCE: Duration = Duration::from_secs(30);
+    /// More than a mount has threads.
+    const COLD_DIRS: usize = 12;
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let mut rng = oleo_sim::rng::Rng::new(1);
+    fs::create_dir_all(dir.join("src/a warm one")).unwrap();
+    fs::write(dir.join("src/a warm one/file"), "warm").unwrap();
+    for cold in 0..COLD_DIRS {
+        let cold = dir.join(format!("src/cold{cold}"));
+        fs::create_dir(&cold).unwrap();
+        // Inline data that cannot be compressed: the trees are larger than what is read at a time.
+        (0..500).for_each(|file| fs::write(cold.join(format!("{file}")), rng.bytes(1500)).unwrap());
+    }
+    let store = Store::s3(Some(Faults::default()));
+    let proxy = store.proxy.as_ref().unwrap();
+    let url = store.url("volume");
+    store.ok(dir, &["mkfs", "--rootdir", "src", &url]);
+    let mounted = store.mount(&url, "commit=300");
+    let warm = mounted.path().join("a warm one");
+    assert_eq!(fs::read(warm.join("file")).unwrap(), b"warm");
+    fs::write(warm.join("made before"), b"").unwrap();
+    assert_eq!(fs::read_dir(&warm).unwrap().count(), 2);
+    proxy.set(Faults { delay: LATE, ..Faults::default() });
+    let asked = proxy.requests();
+    let (done, is_done) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let look_up = |cold: usize| {
+            let path = mounted.path().join(format!("cold{cold}/250"));
+            scope.spawn(move || assert_eq!(fs::metadata(path).unwrap().len(), 1500))
+        };
+        let cold: Vec<_> = (0..COLD_DIRS).map(look_up).collect();
+        let begun = Instant::now();
+        while proxy.requests() == asked && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Until each has a thread that waits, if it gets one.
+        std::thread::sleep(Duration::from_millis(300));
+        scope.spawn(|| {
+            for n in 0..50 {
+                let file = fs::File::open(warm.join("file")).unwrap();
+                file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(n)).unwrap();
+                fs::write(warm.join(format!("made-{n}")), b"").unwrap();
+            }
+            assert_eq!(fs::read_dir(&warm).unwrap().count(), 52);
+            done.send(()).unwrap();
+        });
+        let answered = is_done.recv_timeout(PATIENCE);
+        let stuck = cold.iter().filter(|thread| !thread.is_finished()).count();
+        proxy.set(Faults::default());
+        answered.expect("work in memory waits for the store");
+        assert!(stuck > 4, "{stuck} look-ups waited for the store, which is no more than there are threads");
+    });
+    mounted.unmount().unwrap();
+}
+
 /// Goal: while the store is away for less than its time nothing fails; when it is away for longer, fsync fails within its bound,
 /// what was confirmed is there afterwards, and the mount goes. Method: a proxy that goes
 /// away in the middle of writing.
@@ -133,7 +200,7 @@ fn the_store_goes() {
     }
     let scratch = Scratch::new().unwrap();
     let dir = scratch.path();
-    let store = Store::s3(Some(oleo_sim::proxy::Faults::default()));
+    let store = Store::s3(Some(Faults::default()));
     let proxy = store.proxy.as_ref().unwrap();
     let url = store.url("volume");
     store.ok(dir, &["mkfs", &url]);
