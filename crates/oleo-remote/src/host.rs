@@ -47,6 +47,8 @@ pub trait Host: Send + Sync {
     }
     /// A store has failed for some seconds, and the request is repeated until its deadline.
     fn store_fails(&self, _store: &str, _error: &StoreError) {}
+    /// A store has not begun to answer a request for this time; the request continues until its deadline.
+    fn store_is_silent(&self, _store: &str, _time: Duration) {}
     /// The store of a name, if it is not to be looked for where the name says.
     #[doc(hidden)]
     fn store(&self, _url: &Url) -> Option<Arc<dyn Store>> {
@@ -132,15 +134,15 @@ fn started(id: u32) -> Option<(u64, bool)> {
     Some((fields.nth(18)?.parse().ok()?, has_exited))
 }
 
-/// The function that gets a line of text when a store fails.
+/// The function that gets a line of text when a store fails or is silent.
 static ON_FAILURE: OnceLock<fn(&str)> = OnceLock::new();
 /// The host's time in seconds from which on the next failure is reported: many requests fail together.
 static NEXT_REPORT: AtomicU64 = AtomicU64::new(0);
 /// Seconds between two reports.
 const REPORT_EVERY: u64 = 30;
 
-/// Has a line of text reported when a store fails for some seconds and requests to it are repeated. The first call counts, for the
-/// whole process.
+/// Has a line of text reported when a store does not answer for some seconds, or fails for as long and requests to it are repeated.
+/// The first call counts, for the whole process.
 pub fn report_failing_stores(report: fn(&str)) {
     // A second call has no effect, as documented.
     let _kept = ON_FAILURE.set(report);
@@ -155,6 +157,16 @@ impl SystemHost {
     pub fn new() -> SystemHost {
         SystemHost(Instant::now())
     }
+
+    /// Reports a line about a store, if the last one was long ago.
+    fn report(&self, line: std::fmt::Arguments<'_>) {
+        let Some(report) = ON_FAILURE.get() else { return };
+        let (now, next) = (self.now().as_secs(), NEXT_REPORT.load(Ordering::Relaxed));
+        let order = Ordering::Relaxed;
+        if now >= next && NEXT_REPORT.compare_exchange(next, now + REPORT_EVERY, order, order).is_ok() {
+            report(&line.to_string());
+        }
+    }
 }
 
 impl Default for SystemHost {
@@ -168,12 +180,10 @@ impl Host for SystemHost {
         self.0.elapsed()
     }
     fn store_fails(&self, store: &str, error: &StoreError) {
-        let Some(report) = ON_FAILURE.get() else { return };
-        let (now, next) = (self.now().as_secs(), NEXT_REPORT.load(Ordering::Relaxed));
-        let order = Ordering::Relaxed;
-        if now >= next && NEXT_REPORT.compare_exchange(next, now + REPORT_EVERY, order, order).is_ok() {
-            report(&format!("{store}: {error}; trying again"));
-        }
+        self.report(format_args!("{store}: {error}; trying again"));
+    }
+    fn store_is_silent(&self, store: &str, time: Duration) {
+        self.report(format_args!("waiting for {store}: no answer for {} s", time.as_secs()));
     }
     fn sleep(&self, time: Duration) {
         std::thread::sleep(time);

@@ -30,6 +30,8 @@ pub use counted::Counted;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use retry::Retry;
+#[cfg(feature = "cloud")]
+pub(crate) use retry::{BYTES_PER_SECOND_MIN, SILENT_MAX};
 pub(crate) use retry::{REPEATED, TRY_MAX, Waits, attempt};
 
 /// When an operation must be over, on the clock of [`crate::Host`].

@@ -29,7 +29,10 @@ use object_store::{
 
 use super::credentials::{Process, profile};
 use super::http::{Clock, Connector, Marker, NOTED, Noted};
-use super::{Answer, Body, Cond, Deadline, Listed, Op, Store, StoreTime, Ticket, Version, is_key, odd};
+use super::{
+    Answer, BYTES_PER_SECOND_MIN, Body, Cond, Deadline, Listed, Op, SILENT_MAX, Store, StoreTime, Ticket, Version,
+    is_key, odd,
+};
 use crate::error::{RemoteError, StoreError};
 use crate::host::Host;
 use crate::options::StoreOptions;
@@ -453,11 +456,15 @@ fn line(text: &str) -> String {
 impl Store for CloudStore {
     fn submit(&self, op: Op, deadline: Deadline) -> Ticket {
         let Some(runtime) = &self.runtime else { return Ticket::new(|| Err(StoreError::Away("closed".into()))) };
-        let time = deadline.saturating_sub(self.host.now());
+        let began = self.host.now();
+        let time = deadline.saturating_sub(began);
+        // The store answers when it has all that is sent.
+        let sent = if let Op::Put { body, .. } = &op { body.len() } else { 0 };
+        let silent = SILENT_MAX + Duration::from_secs(sent / BYTES_PER_SECOND_MIN);
         let (tell, told) = sync_channel(1);
-        let asked = self.asked.clone();
+        let (asked, noted) = (self.asked.clone(), Arc::new(Noted::default()));
+        let (host, name, seen) = (self.host.clone(), self.name.clone(), noted.clone());
         runtime.spawn(async move {
-            let noted = Arc::new(Noted::default());
             let work = NOTED.scope(noted.clone(), asked.carry_out(op, &noted));
             let answer = tokio::time::timeout(time, work).await.unwrap_or(Err(StoreError::TimedOut));
             if answer.is_ok() {
@@ -466,10 +473,21 @@ impl Store for CloudStore {
             // Whoever does not wait does not want to know.
             let _gone = tell.send(answer);
         });
-        Ticket::new(move || match told.recv_timeout(time + MARGIN) {
-            Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) => Err(StoreError::TimedOut),
-            Err(RecvTimeoutError::Disconnected) => Err(StoreError::Unknown("the store was closed".into())),
+        Ticket::new(move || {
+            let most = time + MARGIN;
+            let first = (began + silent).saturating_sub(host.now()).min(most);
+            let mut answer = told.recv_timeout(first);
+            if answer == Err(RecvTimeoutError::Timeout) && first < most {
+                if !seen.is_answered() {
+                    host.store_is_silent(&name, silent);
+                }
+                answer = told.recv_timeout(most - first);
+            }
+            match answer {
+                Ok(answer) => answer,
+                Err(RecvTimeoutError::Timeout) => Err(StoreError::TimedOut),
+                Err(RecvTimeoutError::Disconnected) => Err(StoreError::Unknown("the store was closed".into())),
+            }
         })
     }
 

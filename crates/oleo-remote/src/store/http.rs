@@ -38,6 +38,8 @@ pub(super) struct Noted {
     status: AtomicU16,
     /// How many requests were begun.
     sent: AtomicU32,
+    /// How many were answered.
+    answered: AtomicU32,
 }
 
 impl Noted {
@@ -49,6 +51,11 @@ impl Noted {
     /// Whether a request was begun.
     pub(super) fn is_sent(&self) -> bool {
         self.sent.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the store has begun to answer one.
+    pub(super) fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -128,6 +135,7 @@ impl HttpService for Service {
         let response = self.client.call(request).await?;
         if let Some(noted) = &noted {
             noted.status.store(response.status().as_u16(), Ordering::Relaxed);
+            noted.answered.fetch_add(1, Ordering::Relaxed);
             let date = response.headers().get("date").and_then(|date| date.to_str().ok());
             if let Some(seconds) = date.and_then(seconds_of) {
                 self.clock.store(seconds, Ordering::Relaxed);

@@ -17,11 +17,11 @@ pub(crate) const REPEATED: &str = "requests repeated";
 const WAIT_MIN: Duration = Duration::from_millis(100);
 /// The longest one.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long a store fails before that is reported.
-const SILENT_MAX: Duration = Duration::from_secs(2);
+/// How long a store fails, or does not answer, before that is reported.
+pub(crate) const SILENT_MAX: Duration = Duration::from_secs(2);
 /// How long one attempt may take, and what is added for its bytes.
 pub(crate) const TRY_MAX: Duration = Duration::from_secs(20);
-const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
+pub(crate) const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
 /// See the module's text.
 pub struct Retry {

@@ -1,11 +1,14 @@
 //! Commands on volumes.
 
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Scratch, oracle};
 
-use crate::remote::harness::{Store, same, source};
+use crate::remote::harness::{OLEO, Store, same, source};
 
 /// All kinds of commands on a volume; it is sound afterwards, also for the kernel.
 fn use_it(dir: &Path, store: &Store, url: &str) {
@@ -161,6 +164,23 @@ fn mistakes() {
     let line = store.fails_with(dir, 4, &["ls", "--remote", gone, "s3://bucket/a"]);
     assert!(line.contains("not reached") && !line.contains("hush"), "{line}");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+}
+
+/// Goal: a command whose store never answers says whom it waits for during the first request. Method: a listener that
+/// accepts nothing; the first line of standard error, which without a report comes when the attempt has failed, after 20 s.
+#[test]
+fn a_silent_store_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let remote = format!("endpoint=http://{at},region=a,AWS_ACCESS_KEY_ID=a,AWS_SECRET_ACCESS_KEY=b");
+    let mut command = Command::new(OLEO);
+    command.args(["ls", "--remote", &remote, "s3://bucket/a"]).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(line, "oleo: waiting for s3://bucket/a: no answer for 2 s\n");
 }
 
 /// Goal: a volume that somebody writes to whose claim does not run out is refused to others, who learn who it is; told to, they take over, and whoever had it

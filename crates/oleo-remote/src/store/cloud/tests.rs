@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use super::*;
+use crate::host::SystemHost;
 
 /// Answers each connection's first request with this, and says what the requests were. None: closes without a word.
 fn server(answers: Vec<Option<String>>) -> (String, std::thread::JoinHandle<Vec<String>>) {
@@ -280,4 +281,51 @@ fn bare_etags() {
         let want = if bare { "if-match: old\r\n" } else { "if-match: \"old\"\r\n" };
         assert!(request.contains(want), "{request}");
     }
+}
+
+/// A host that passes reports of silent stores on.
+struct Told(SystemHost, std::sync::Mutex<std::sync::mpsc::Sender<String>>);
+
+impl Host for Told {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+    fn sleep(&self, time: Duration) {
+        self.0.sleep(time);
+    }
+    fn random(&self) -> [u8; 16] {
+        self.0.random()
+    }
+    fn store_is_silent(&self, store: &str, time: Duration) {
+        let line = format!("{store}: {time:?}");
+        self.1.lock().expect("lock").send(line).expect("the test waits");
+    }
+}
+
+/// Goal: a store that never answers is reported during the first attempt of a request, and one that answers is not. Method: a
+/// listener that accepts nothing; reads, and writes with and without a condition.
+#[test]
+fn a_silent_store_is_reported() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let host: Arc<dyn Host> = Arc::new(Told(SystemHost::new(), tell.into()));
+    let open = |endpoint: &str| {
+        let options = StoreOptions { host: host.clone(), ..options(endpoint) };
+        CloudStore::open(&Url::parse("s3://bucket/a/b").expect("url"), &options).expect("store")
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    for cond in [None, Some(Cond::None), Some(old())] {
+        let store = open(&format!("http://{}", listener.local_addr().expect("address")));
+        let waiting = std::thread::spawn(move || match cond {
+            None => get(&store),
+            Some(cond) => put(&store, cond),
+        });
+        let line = told.recv_timeout(Duration::from_secs(15)).expect("before the request ends, after 20 s");
+        assert_eq!(line, "s3://bucket/a/b: 2s");
+        assert!(!waiting.is_finished());
+    }
+    drop(listener);
+    let (endpoint, thread) = server(vec![answer("404 Not Found", "", "")]);
+    assert_eq!(get(&open(&endpoint)), Err(StoreError::Absent));
+    thread.join().expect("server");
+    assert!(told.try_recv().is_err());
 }
