@@ -23,6 +23,9 @@ pub enum StoreError {
     /// We may not. Nothing was changed.
     #[error("access denied ({0})")]
     Denied(String),
+    /// There is no such bucket. Nothing was changed.
+    #[error("the bucket does not exist ({0})")]
+    NoBucket(String),
     /// It has too much to do. Nothing was changed, as far as it says.
     #[error("the store asks to slow down")]
     Throttled,
@@ -35,6 +38,13 @@ pub enum StoreError {
     /// No answer in time: it may have been carried out, or may be later.
     #[error("no answer in time")]
     TimedOut,
+}
+
+impl StoreError {
+    /// Whether the store refuses what it is asked for, and will do so again.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, StoreError::Denied(_) | StoreError::NoBucket(_))
+    }
 }
 
 /// A word that is no option, or not as it is.
@@ -283,6 +293,7 @@ impl Classified for RemoteError {
     fn class(&self) -> Class {
         match self {
             RemoteError::Store { source: StoreError::Denied(_), .. } => Class::refusal(errno::EACCES),
+            RemoteError::Store { source: StoreError::NoBucket(_), .. } => Class::refusal(errno::ENOENT),
             RemoteError::Store { .. } | RemoteError::Stalled { .. } | RemoteError::Split { .. } => Class::DEVICE,
             RemoteError::Corrupt(e) => e.class(),
             RemoteError::NoVolume { .. }
@@ -331,6 +342,7 @@ mod tests {
         oleo_format::assert_classes!(RemoteError {
             Store: RemoteError::store("get", "head", StoreError::TimedOut) => Class::DEVICE,
             Store: RemoteError::store("get", "head", denied) => Class::refusal(errno::EACCES),
+            Store: RemoteError::store("get", "head", StoreError::NoBucket(text())) => Class::refusal(errno::ENOENT),
             Corrupt: RemoteError::Corrupt(Corruption::new("head", "magic", 1, 2)) => Class::DAMAGE,
             NoVolume: RemoteError::NoVolume { prefix: text() } => Class::refusal(errno::ENOENT),
             Exists: RemoteError::Exists { prefix: text() } => Class::refusal(errno::EEXIST),

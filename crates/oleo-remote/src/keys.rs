@@ -313,7 +313,7 @@ fn replace(
         if found.commit == object.commit {
             return Ok(());
         }
-        let is_final = matches!(error, StoreError::Condition | StoreError::Denied(_) | StoreError::Wrong(_));
+        let is_final = error == StoreError::Condition || error.is_refusal() || matches!(error, StoreError::Wrong(_));
         if is_final || there != *version || !waits.wait(host, deadline) {
             return Err(RemoteError::store("replace", name, error));
         }

@@ -122,7 +122,7 @@ impl Prober<'_> {
             let failed = match put(&self.store, &key, Body::from(body.to_vec()), cond.clone(), until) {
                 Ok(version) => return Ok(Some(version)),
                 Err(StoreError::Condition | StoreError::Absent) => return Ok(None),
-                Err(e @ (StoreError::Denied(_) | StoreError::Wrong(_))) => {
+                Err(e @ (StoreError::Denied(_) | StoreError::NoBucket(_) | StoreError::Wrong(_))) => {
                     return Err(RemoteError::store("put", key, e));
                 }
                 Err(

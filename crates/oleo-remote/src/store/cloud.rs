@@ -319,7 +319,7 @@ impl Asked {
             Err(e) => Err(match (self.known(&e, noted), cond) {
                 // What is not there is not what was expected.
                 (StoreError::Absent, Cond::Match(_)) => StoreError::Condition,
-                (StoreError::Absent, _) => StoreError::Denied(said(&e)),
+                (StoreError::Absent, _) => StoreError::NoBucket(said(&e)),
                 (StoreError::Condition, Cond::None) => StoreError::Unknown(said(&e)),
                 (known, _) => known,
             }),
@@ -381,7 +381,7 @@ impl Asked {
         };
         let has = |codes: &[&str]| codes.iter().any(|code| text.contains(code));
         match status {
-            404 if has(&["NoSuchBucket", "ContainerNotFound", "bucket does not exist"]) => StoreError::Denied(text),
+            404 if has(&["NoSuchBucket", "ContainerNotFound", "bucket does not exist"]) => StoreError::NoBucket(text),
             404 | 410 => StoreError::Absent,
             412 => StoreError::Condition,
             // So Azure says that what must not exist does.

@@ -101,6 +101,7 @@ impl Counts {
             Err(
                 StoreError::Unknown(_)
                 | StoreError::Denied(_)
+                | StoreError::NoBucket(_)
                 | StoreError::Away(_)
                 | StoreError::Wrong(_)
                 | StoreError::TimedOut,

@@ -72,7 +72,11 @@ fn is_passing(error: &StoreError) -> bool {
     match error {
         StoreError::Unknown(_) | StoreError::Throttled | StoreError::Away(_) | StoreError::TimedOut => true,
         // Who asked knows how often to ask again for what makes no sense.
-        StoreError::Absent | StoreError::Condition | StoreError::Denied(_) | StoreError::Wrong(_) => false,
+        StoreError::Absent
+        | StoreError::Condition
+        | StoreError::Denied(_)
+        | StoreError::NoBucket(_)
+        | StoreError::Wrong(_) => false,
     }
 }
 

@@ -126,9 +126,9 @@ fn s3_conforms() {
     let nowhere = crate::Url::parse(&format!("{scheme}://nowhere/a")).expect("url");
     let nowhere = CloudStore::open(&nowhere, &options).expect("store");
     let no_bucket = |why: &str| ["NoSuchBucket", "ContainerNotFound"].iter().any(|code| why.contains(code));
-    assert!(matches!(text(&nowhere, "head"), Err(StoreError::Denied(why)) if no_bucket(&why)));
+    assert!(matches!(text(&nowhere, "head"), Err(StoreError::NoBucket(why)) if no_bucket(&why)));
     let put = put_text(&nowhere, "head", "one", Cond::Absent);
-    assert!(matches!(&put, Err(StoreError::Denied(_))), "{put:?}");
+    assert!(matches!(&put, Err(StoreError::NoBucket(_))), "{put:?}");
     // More than one page.
     for n in 0..1005 {
         put_text(&store, &format!("many/{n:04}"), "", Cond::None).expect("stored");

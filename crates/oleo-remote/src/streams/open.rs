@@ -141,7 +141,7 @@ impl Streams {
             made = Some((new, body));
             match outcome {
                 Ok(_) => {}
-                Err(StoreError::Denied(why)) => return Err(failed("put", StoreError::Denied(why))),
+                Err(error) if error.is_refusal() => return Err(failed("put", error)),
                 Err(error) => {
                     if !waits.wait(&*options.host, deadline) {
                         return Err(failed("put", error));
@@ -273,7 +273,7 @@ impl Streams {
             let until = attempt(host, deadline, self.options.bounds.publish_try);
             match put(&*self.store, LIST, Body::from(bytes), Cond::Match(version), until) {
                 Ok(_) => return Ok(out),
-                Err(StoreError::Denied(why)) => return Err(failed("replace", StoreError::Denied(why))),
+                Err(error) if error.is_refusal() => return Err(failed("replace", error)),
                 Err(error) => {
                     last = Some(error);
                     mine.push((list.commit, out));
