@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use oleo::error::{Class, Classified};
 use oleo::fs::Time;
 use oleo::{ErrorKind, Hint};
+use rustix::io::Errno;
 
 /// Where output goes, and how much of it.
 pub(crate) struct Out {
@@ -198,7 +199,7 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let text = text_of(error).replace('\n', " ");
-    match error.chain().find_map(library).and_then(oleo::Error::hint).and_then(advice) {
+    match error.chain().find_map(library).and_then(advice_after) {
         Some(hint) => eprintln!("oleo: {}; {hint}", plain(&text, &[])),
         None => eprintln!("oleo: {}", plain(&text, &[])),
     }
@@ -207,6 +208,20 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
         Some(ErrorKind::Usage) => 2,
         Some(ErrorKind::Corruption) => DAMAGED,
         Some(ErrorKind::Device) => 4,
+    })
+}
+
+/// What to try after an error.
+fn advice_after(error: &oleo::Error) -> Option<String> {
+    let hint = error.hint()?;
+    let words = advice(hint)?;
+    // Space is of no use to a volume that another writer took over, or whose store does not answer.
+    let is_full = error.errno() == Errno::NOSPC.raw_os_error();
+    Some(match hint {
+        Hint::StillMounted | Hint::KeptInMemory if is_full => {
+            format!("{words}; or make space in the file system below the image and unmount again")
+        }
+        _ => words.to_owned(),
     })
 }
 
@@ -232,12 +247,10 @@ fn advice(hint: Hint) -> Option<&'static str> {
         Hint::WriteToSnapshot => "take a snapshot to write to, or --force, which forgets what it was received from",
         Hint::NameParent => "--rebase names the directory that it is in",
         Hint::StillMounted => {
-            "it is still mounted. If the file system below the image is full, make space there and unmount again; --save-to DIR writes out all files; --force \
-             gives up what is not on disk"
+            "it is still mounted; --save-to DIR writes out all files; --force gives up what is not on disk"
         }
         Hint::KeptInMemory => {
-            "the server keeps it in memory and goes on trying. If the file system below the image is full, make space there and unmount again; --save-to DIR \
-             writes out all files; --force gives up what is not on disk"
+            "the server keeps it in memory and goes on trying; --save-to DIR writes out all files; --force gives up what is not on disk"
         }
         Hint::GiveOffset => "--offset says at which byte the file system begins",
         Hint::UseNbd => {
@@ -345,6 +358,20 @@ mod tests {
     fn all_hints_have_words() {
         for hint in Hint::ALL {
             assert!(advice(*hint).is_some(), "{hint:?}");
+        }
+    }
+
+    /// Goal: space below the image is advised only where it is missing, not after a take-over.
+    #[test]
+    fn space_is_advised_where_it_is_missing() {
+        for hint in [Hint::StillMounted, Hint::KeptInMemory] {
+            let advised = |errno: Errno| {
+                let source = Box::new(oleo::Error::Refused { errno: errno.raw_os_error(), text: String::new() });
+                advice_after(&oleo::Error::Hinted { hint, source }).unwrap()
+            };
+            assert!(advised(Errno::NOSPC).contains("make space"));
+            let overtaken = advised(Errno::STALE);
+            assert!(overtaken.contains("--save-to") && !overtaken.contains("space"), "{overtaken}");
         }
     }
 

@@ -52,8 +52,8 @@ hints! {
     WriteToSnapshot,
     /// The parent of an incremental stream is unknown: name it ([`Receive::rebase`](crate::receive::Receive::rebase)).
     NameParent,
-    /// Not everything could be written, and the file system is still mounted: make room below the image, save the files elsewhere,
-    /// or give up what is not on disk.
+    /// Not everything could be written, and the file system is still mounted: save the files elsewhere, or abandon
+    /// the rest. If the error is `ENOSPC`, make room below the image and unmount again.
     StillMounted,
     /// Not everything could be written; the file system is no longer mounted, and its server keeps the rest in memory and goes on
     /// trying. What to try is as for [`Hint::StillMounted`].

@@ -102,7 +102,13 @@ impl Narrow {
     fn must_not(&self, out: &Output) {
         let said = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.code(), Some(4), "{said}");
-        assert!(said.contains("No space left") && said.contains("--save-to") && said.contains("--force"), "{said}");
+        assert!(
+            said.contains("No space left")
+                && said.contains("make space")
+                && said.contains("--save-to")
+                && said.contains("--force"),
+            "{said}"
+        );
     }
 
     /// The kernel finds the image sound, and these files in it.
