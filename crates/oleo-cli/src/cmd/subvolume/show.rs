@@ -3,16 +3,20 @@
 use std::ffi::OsString;
 
 use oleo::TreeId;
-use oleo::control::{Reply, Request, SubvolRef};
+use oleo::control::{QgroupShown, Reply, Request, SubvolRef};
 
-use crate::args::DeviceArgs;
+use crate::args::{DeviceArgs, UnitArgs};
+use crate::cmd::qgroup;
 use crate::out::{date, json, misuse, println_or_end, text, uuid_or_dash};
 use crate::target::{self, Access, answer};
 
 /// Show details of a subvolume
 #[derive(clap::Args)]
-#[command(override_usage = "oleo subvolume show [OPTIONS] IMG [SUBVOL]\n       \
-    oleo subvolume show [OPTIONS] SUBVOL")]
+#[command(
+    override_usage = "oleo subvolume show [OPTIONS] IMG [SUBVOL]\n       \
+    oleo subvolume show [OPTIONS] SUBVOL",
+    disable_help_flag = true
+)]
 pub(crate) struct Args {
     /// An image and a subvolume in it (path or ID; by default the top level), or a subvolume on a mount.
     #[arg(value_name = "[IMG] SUBVOL", required = true, num_args = 1..=2)]
@@ -22,6 +26,8 @@ pub(crate) struct Args {
     /// Show the subvolume with this ID.
     #[arg(long, short = 'r', value_name = "ID")]
     rootid: Option<u64>,
+    #[command(flatten)]
+    unit: UnitArgs,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -79,6 +85,23 @@ impl Args {
         for path in &shown.snapshots {
             println_or_end(&format!("\t\t\t\t{}", text(&path.0)));
         }
+        // Other users of a mount may not ask for quota groups.
+        let group = match target.ask(Request::Quota) {
+            Ok(Reply::Quota(Some(quota))) => quota.groups.into_iter().find(|group| group.id == info.id.0),
+            _ => None,
+        };
+        self.quota(group.as_ref());
         Ok(())
+    }
+
+    fn quota(&self, group: Option<&QgroupShown>) {
+        let line = |what: &str, value: &str| println_or_end(&format!("\t{what:<24}{value}"));
+        let Some(group) = group else { return line("Quota group:", "n/a") };
+        let limit = |limit: Option<u64>| limit.map_or("-".into(), |bytes| self.unit.show(bytes));
+        line("Quota group:", &qgroup::shown(group.id));
+        line("  Limit referenced:", &limit(group.max_rfer));
+        line("  Limit exclusive:", &limit(group.max_excl));
+        line("  Usage referenced:", &self.unit.show(group.rfer));
+        line("  Usage exclusive:", &self.unit.show(group.excl));
     }
 }
