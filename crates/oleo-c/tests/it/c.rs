@@ -1,5 +1,6 @@
 //! Programs in C, compiled by the system's compiler against what `scripts/install-c` installs, and run under valgrind.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -140,4 +141,39 @@ fn in_cpp() {
     let source = source.display().to_string();
     let program = installed.compile("g++", &source, &installed.pkg_config(&["--libs"]));
     assert_eq!(installed.output(&mut Command::new(program)).trim_end(), env!("CARGO_PKG_VERSION"));
+}
+
+/// Goal: an installation as root has the cache of the dynamic linker made anew, if that searches the directory; a package does not.
+/// Method: a program in place of ldconfig that searches one directory and writes down its calls.
+#[test]
+fn programs_find_it() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path();
+    let shown = |name: &str| dir.join(name).display().to_string();
+    for library in ["liboleo_c.so", "liboleo_c.a"] {
+        std::fs::write(dir.join(library), "").unwrap();
+    }
+    let calls = dir.join("calls");
+    let program =
+        format!("#!/bin/sh\necho \"called $*\" >>{}\necho \"{}: (by default)\"\n", calls.display(), shown("usr/lib"));
+    std::fs::write(dir.join("ldconfig"), program).unwrap();
+    std::fs::set_permissions(dir.join("ldconfig"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+    let installed = |more: &[(&str, String)]| {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/install-c");
+        let mut command = Command::new(script);
+        command.env("BUILT", dir).env("PREFIX", shown("usr")).env("PATH", &path).env_remove("LIBDIR");
+        let done = command.env_remove("DESTDIR").envs(more.iter().cloned()).output().unwrap();
+        let complaints = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.success(), "{complaints}");
+        let called = std::fs::read_to_string(&calls).unwrap_or_default();
+        let _ = std::fs::remove_file(&calls);
+        (called.lines().any(|line| line == "called "), complaints)
+    };
+    let (called, complaints) = installed(&[]);
+    let is_root = dir.metadata().unwrap().uid() == 0;
+    assert!(called == is_root && complaints.is_empty() == is_root, "{complaints}");
+    let (called, complaints) = installed(&[("LIBDIR", shown("elsewhere"))]);
+    assert!(!called && complaints.contains("does not search"), "{complaints}");
+    assert_eq!(installed(&[("DESTDIR", shown("package"))]), (false, String::new()));
 }
