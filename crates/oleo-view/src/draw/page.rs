@@ -103,6 +103,9 @@ pub fn to_svg(map: &Map) -> String {
     )
 }
 
+/// The width above which a narrow screen would make labels too small to read.
+const WIDE: u32 = 600;
+
 /// The style sheet of pages.
 const PAGE_STYLE: &str = include_str!("../../assets/map-page.css");
 
@@ -147,10 +150,15 @@ pub fn to_html(map: &Map) -> String {
 fn section(html: &mut String, picture: &Picture) {
     let Picture { id, title, about, width, height, body, tables } = picture;
     let (title, about) = (escaped(title), escaped(about));
+    // Labels of a wide picture stay legible on a narrow screen, where the picture scrolls.
+    let (before, after) = match *width > WIDE {
+        true => (format!("<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"{title}\">"), "</div>"),
+        false => (String::new(), ""),
+    };
     let _ = write!(
         html,
-        "<section id=\"{id}\" aria-labelledby=\"{id}-h\"><h2 id=\"{id}-h\">{title}</h2><p>{about}</p>\
-         <svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\"><title id=\"{id}-t\">{title}</title><desc id=\"{id}-d\">{about}</desc>{body}</svg>"
+        "<section id=\"{id}\" aria-labelledby=\"{id}-h\"><h2 id=\"{id}-h\">{title}</h2><p>{about}</p>{before}\
+         <svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\"><title id=\"{id}-t\">{title}</title><desc id=\"{id}-d\">{about}</desc>{body}</svg>{after}"
     );
     if !tables.is_empty() {
         let _ = write!(html, "<details><summary>{title} in numbers</summary>");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::svg::{Body, Picture, Table, percent, step};
+use super::svg::{Body, Picture, Table, percent, step, text_width};
 use crate::map::{Map, Subvol};
 use crate::text::{day, human, shortened};
 
@@ -14,6 +14,8 @@ const PAIRS_MAX: usize = 400;
 const TITLED_MAX: usize = 24;
 
 const WIDTH: f64 = 1100.0;
+/// Left end of the bars of the tree. Their right end leaves room for the widest numbers.
+const BARS_AT: f64 = 560.0;
 
 pub(super) fn name(subvol: &Subvol) -> String {
     match subvol.path.as_deref() {
@@ -48,6 +50,12 @@ fn ordered(map: &Map) -> Vec<(usize, &Subvol)> {
 pub(super) fn tree(map: &Map) -> Picture {
     let rows = ordered(map);
     let most = rows.iter().filter_map(|(_, subvol)| subvol.reached).max().unwrap_or(0).max(1);
+    let sizes = |subvol: &Subvol| {
+        let (reached, alone) = (subvol.reached?, subvol.alone?);
+        Some((reached, alone, format!("{} alone of {}", human(alone), human(reached))))
+    };
+    let widest = rows.iter().filter_map(|(_, subvol)| Some(text_width(&sizes(subvol)?.2))).fold(0.0, f64::max);
+    let scale = (WIDTH - BARS_AT - widest - 8.0) / most as f64;
     let mut body = Body::default();
     body.legend(0.0, 14.0, &[("data", "reached by it alone"), ("alone", "shared with others")]);
     let mut y = 30.0;
@@ -61,13 +69,12 @@ pub(super) fn tree(map: &Map) -> Picture {
         if let Some(source) = subvol.snapshot_of {
             body.text(430.0, y + 13.0, "d", &format!("snapshot of {source}"));
         }
-        if let (Some(reached), Some(alone)) = (subvol.reached, subvol.alone) {
-            let scale = 360.0 / most as f64;
+        if let Some((reached, alone, numbers)) = sizes(subvol) {
             let title = format!("{}: reaches {}, alone {}", name(subvol), human(reached), human(alone));
             let (a, s) = (alone as f64 * scale, reached.saturating_sub(alone) as f64 * scale);
-            body.rect([560.0, y, a, 16.0], "data", &title);
-            body.rect([560.0 + a, y, s, 16.0], "alone", &title);
-            body.text(WIDTH, y + 13.0, "d e", &format!("{} alone of {}", human(alone), human(reached)));
+            body.rect([BARS_AT, y, a, 16.0], "data", &title);
+            body.rect([BARS_AT + a, y, s, 16.0], "alone", &title);
+            body.text(WIDTH, y + 13.0, "d e", &numbers);
         }
         y += 22.0;
     }

@@ -32,6 +32,11 @@ pub(super) struct Table {
 /// The width of a character in small text, with room for wide fonts.
 const CHAR: f64 = 7.4;
 
+/// How wide a small text is at most, in most fonts.
+pub(super) fn text_width(text: &str) -> f64 {
+    CHAR * text.chars().count() as f64
+}
+
 /// Rows of a table, at most.
 pub(super) const ROWS_MAX: usize = 500;
 
@@ -103,14 +108,14 @@ impl Body {
         for (class, text) in entries {
             self.rect([at, y - 10.0, 12.0, 12.0], class, "");
             self.text(at + 17.0, y, "s", text);
-            at += 34.0 + CHAR * text.chars().count() as f64;
+            at += 34.0 + text_width(text);
         }
     }
 
     /// The legend of amounts, from little to much.
     pub fn scale(&mut self, x: f64, y: f64, low: &str, high: &str) {
         self.text(x, y, "s", low);
-        let at = x + 8.0 + CHAR * low.chars().count() as f64;
+        let at = x + 8.0 + text_width(low);
         for step in 0..STEPS {
             self.rect([at + 14.0 * step as f64, y - 10.0, 14.0, 12.0], &format!("r{step}"), "");
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::subvols::name;
-use super::svg::{Body, Picture, Table, number};
+use super::svg::{Body, Picture, Table, number, text_width};
 use crate::map::Map;
 use crate::text::{day, human, shortened};
 
@@ -61,7 +61,8 @@ pub(super) fn generations(map: &Map) -> Picture {
         if let Some(at) = made.iter().map(|made| made.1).find(|at| *at != 0)
             && x - last_day_at > 90.0
         {
-            body.text(x, base + 30.0, "d", &day(at));
+            let day = day(at);
+            body.text(x.min(WIDTH - text_width(&day)), base + 30.0, "d", &day);
             last_day_at = x;
         }
     }

@@ -101,12 +101,19 @@ fn maps() {
     let contrast = "(() => { const lum = c => { const [r, g, b] = c.match(/[0-9.]+/g).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };\
         const back = lum(getComputedStyle(document.body).backgroundColor); const of = s => { const e = document.querySelector(s), st = getComputedStyle(e), l = lum(e instanceof SVGElement ? st.fill : st.color); return (Math.max(l, back) + 0.05) / (Math.min(l, back) + 0.05); };\
         return [of('h1'), of('p'), of('text:not(.on)')]; })()";
+    // The smallest text on the screen, in pixels; texts of the subvolumes that a bar covers.
+    let smallest = "Math.min(...[...document.querySelectorAll('section svg text')].map(t => parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a))";
+    let covered = "(() => { const bars = [...document.querySelectorAll('#subvolumes rect')].map(r => r.getBBox()).filter(b => b.height === 16 && b.width > 0); \
+        return [...document.querySelectorAll('#subvolumes text')].filter(t => { const a = t.getBBox(); return bars.some(b => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height); }).map(t => t.textContent); })()";
     for dark in [false, true] {
         for width in [1200, 400] {
             let (wide, high) = browser.size_at(width, dark);
             assert!(wide <= f64::from(width), "{wide} at {width}");
             assert!(high > 2000.0);
+            assert!(browser.eval(smallest).as_f64().unwrap() > 8.0, "at {width}");
         }
+        let covered = browser.eval(covered);
+        assert_eq!(covered, serde_json::json!([]), "bars over numbers");
         let ratios = browser.eval(contrast);
         let at_least = |n: usize, least: f64| ratios[n].as_f64().unwrap() >= least;
         assert!(at_least(0, 7.0) && at_least(1, 4.5) && at_least(2, 7.0), "{dark}: {ratios}");

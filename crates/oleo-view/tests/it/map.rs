@@ -224,3 +224,68 @@ fn damage_is_said() {
     assert!(html.contains("cannot be read"), "the note is on the page");
     assert!(map.unread > 0);
 }
+
+/// A number in the attributes of a tag.
+fn attribute(tag: &str, name: &str) -> f64 {
+    let (_, rest) = tag.split_once(&format!(" {name}=\"")).unwrap_or_else(|| panic!("{name} in {tag}"));
+    rest.split('"').next().unwrap().parse().unwrap()
+}
+
+/// Goal: labels lie within their picture and beside each other, names within their rectangle of the treemap, and no bar covers a number.
+/// Method: long names, levels, a subvolume that is mostly its own, a snapshot in the last generation; characters as wide as in usual fonts.
+#[test]
+fn labels_have_room() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("disk.img");
+    let image = Image::create(&path, 512 << 20).unwrap();
+    const FIRST: &str = "a subvolume whose name is longer than there is room for it in a row";
+    let mut name = String::from(FIRST);
+    for level in 0..5 {
+        image.create_subvol(name.as_str()).unwrap();
+        image.create_dir(format!("{name}/directory").as_str()).unwrap();
+        fill(&image, format!("{name}/directory/{}", "file".repeat(50)).as_bytes(), (20 >> level) << 20, level);
+        name.push_str("/below");
+    }
+    image.sync().unwrap();
+    image.snapshot(FIRST, "snap", &SnapshotOptions::default().read_only(true)).unwrap();
+    image.close().unwrap();
+    let html = to_html(&read(&path, &MapOptions::default()));
+    let mut seen = 0;
+    for section in html.split("<section id=\"").skip(1) {
+        let (id, _) = section.split_once('"').unwrap();
+        let (_, picture) = section.split_once("<svg viewBox=\"0 0 ").unwrap();
+        let (width, picture) = picture.split_once(' ').unwrap();
+        let width: f64 = width.parse().unwrap();
+        let (mut bars, mut texts): (Vec<[f64; 4]>, Vec<([f64; 4], &str)>) = (Vec::new(), Vec::new());
+        let mut last = [0.0; 4];
+        for part in picture.split("</svg>").next().unwrap().split('<') {
+            let Some((tag, content)) = part.split_once('>') else { continue };
+            if tag.starts_with("rect") {
+                let [x, y, w, h] = ["x", "y", "width", "height"].map(|name| attribute(tag, name));
+                last = [x, y, x + w, y + h];
+                if id == "subvolumes" && h == 16.0 && w > 0.0 {
+                    bars.push(last);
+                }
+            } else if tag.starts_with("text") {
+                let class = |name: &str| tag.rsplit('"').nth(1).unwrap().split(' ').any(|class| class == name);
+                let size = if class("on") { 11.0 } else { 12.0 };
+                let wide = content.chars().count() as f64 * size * 0.55;
+                let (x, y) = (attribute(tag, "x"), attribute(tag, "y"));
+                let left = if class("e") { x - wide } else { x };
+                assert!(left > -1.0 && left + wide < width + 1.0, "{id}: {content}");
+                assert!(id != "paths" || left + wide <= last[2], "{content} in {last:?}");
+                texts.push(([left, y - 9.0, left + wide, y + 2.0], content));
+            }
+        }
+        let overlap = |a: &[f64; 4], b: &[f64; 4]| a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+        for (n, (text, content)) in texts.iter().enumerate() {
+            assert!(!bars.iter().any(|bar| overlap(bar, text)), "{id}: a bar over {content}");
+            let other = texts[n + 1..].iter().find(|(other, _)| overlap(other, text));
+            assert_eq!(other, None, "{id}: over {content}");
+        }
+        seen += texts.len();
+    }
+    assert!(seen > 30, "{seen}");
+    // Wide pictures scroll on narrow screens.
+    assert!(html.matches("<div class=\"wide\" tabindex=\"0\"").count() >= 6);
+}
