@@ -273,6 +273,15 @@ fn sealed_objects() {
     let object = key::KeyObject { id: [5; 16], commit: [6; 16], slots };
     let bytes = object.encode();
     assert_eq!(key::KeyObject::parse(&bytes).expect("a key"), object);
+    // The cost of a passphrase is bounded, whatever the store says.
+    let costing = |memory, passes, lanes| {
+        let slots = vec![slot(key::Opener::Passphrase { memory, passes, lanes })];
+        key::KeyObject::parse(&key::KeyObject { slots, ..object.clone() }.encode())
+    };
+    costing(256 << 10, 4, 4).expect("the most");
+    for (memory, passes, lanes) in [((256 << 10) + 1, 4, 4), (256 << 10, 5, 4), (256 << 10, 4, 5)] {
+        costing(memory, passes, lanes).expect_err("more than that");
+    }
     let mut rng = Rng::new(3);
     for _ in 0..20_000 {
         let mut bytes = mutated(&mut rng, &bytes);
