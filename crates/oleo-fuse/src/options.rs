@@ -416,7 +416,7 @@ impl MountOptions {
             "ignoredatacsums" | "idatacsums" => rescue.ignore_data_csums = true,
             "ignoremetacsums" | "imetacsums" => rescue.ignore_meta_csums = true,
             // Reading does not depend on these flags.
-            "ignoresuperflags" | "isuperflags" => {}
+            "ignoresuperflags" | "isuperflags" => self.ignored.push(format!("rescue={what}")),
             "all" => {
                 *rescue = Rescue {
                     no_log_replay: true,
@@ -527,6 +527,8 @@ mod tests {
         assert_eq!(o.ignored, ["ssd", "autodefrag", "metadata_ratio=4"]);
         assert!(o.compress.is_some() && o.subvol.is_some());
         let o = parsed(&IGNORED.join(",")).unwrap();
+        let rescue = parsed("ro,rescue=ignoresuperflags:nologreplay").unwrap();
+        assert!(rescue.ignored == ["rescue=ignoresuperflags"] && rescue.rescue.no_log_replay);
         let without = MountOptions { ignored: Vec::new(), ..o.clone() };
         assert_eq!(
             (o.ignored.len(), format!("{without:?}")),
@@ -543,6 +545,9 @@ mod tests {
         assert_eq!((o.cache_bytes, o.nodes_max), (Some(2 << 30), Some(100_000)));
         assert_eq!(parsed("cache=1,nodes=0").unwrap().cache_bytes, Some(CACHE_BYTES_MIN));
         assert!(parsed("skip_balance").unwrap().skip_balance);
+        // It costs processor time while nothing happens.
+        assert!(matches!(parsed("").unwrap().halt_polling, HaltPolling::Off));
+        assert!(matches!(parsed("halt_poll=auto").unwrap().halt_polling, HaltPolling::Auto));
         assert!(parsed("stripe_record=wipe").unwrap().wipe_stripe_records);
         for keeps in ["space_cache=v1", "nospace_cache"] {
             assert!(parsed(keeps).unwrap().keep_space_cache);
