@@ -49,6 +49,8 @@ fn made(path: &Path) {
             image.fs().create(&dir, format!("f{n}").as_bytes(), &new).unwrap();
         }
     }
+    // Its letters turn around what follows.
+    image.write("more than a page shows/\u{202e}cod.exe", b"1").unwrap();
     image.snapshot("v", "s", &SnapshotOptions::default().read_only(true)).unwrap();
     image.write("v/added", b"1").unwrap();
     image.close().unwrap();
@@ -172,6 +174,12 @@ fn explorer() {
         browser.eval("[location.hash, document.querySelectorAll('#rows tr').length]"),
         serde_json::json!(["", 4])
     );
+    // A link from elsewhere: the way shows no character that the server hides in names.
+    browser.eval("location.hash = '#more%20than%20a%20page%20shows/%E2%80%AEcod%2Eexe'");
+    browser.wait("/cod.*exe$/.test(document.querySelector('#way').textContent)");
+    assert_eq!(browser.eval("/[\\u200b-\\u202e]/.test(document.querySelector('#way').textContent)"), false);
+    browser.eval("location.hash = '#'");
+    browser.wait("document.querySelectorAll('#rows tr').length === 4");
     let go =
         |text: &str| format!("[...document.querySelectorAll('#rows a')].find(a => a.textContent === {text:?}).click()");
     // Browse.
