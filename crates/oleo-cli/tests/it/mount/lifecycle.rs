@@ -308,39 +308,129 @@ impl Drop for OpenToAll {
     }
 }
 
+const NOBODY: Who<'static> = Who { uid: 65_534, gid: 65_534, groups: &[] };
+
+/// The command as an ordinary user, with a directory of that user's.
+struct AsNobody {
+    program: PathBuf,
+    home: PathBuf,
+    _device: OpenToAll,
+}
+
+impl AsNobody {
+    fn new(scratch: &Scratch) -> AsNobody {
+        let _device = OpenToAll::new();
+        let top = scratch.path();
+        rustix::fs::chmod(top, Mode::from_raw_mode(0o755)).unwrap();
+        // The program may lie where this user cannot go.
+        let program = top.join("oleo");
+        oleo_sim::oracle::copy_program(Path::new(OLEO), &program).unwrap();
+        rustix::fs::chmod(&program, Mode::from_raw_mode(0o755)).unwrap();
+        let nobody = AsNobody { program, home: scratch.dir("home").unwrap(), _device };
+        nobody.give(&nobody.home);
+        nobody
+    }
+
+    fn give(&self, path: &Path) {
+        rustix::fs::chown(path, Some(Uid::from_raw(NOBODY.uid)), Some(Gid::from_raw(NOBODY.gid))).unwrap();
+    }
+
+    /// A directory to mount on.
+    fn dir(&self) -> PathBuf {
+        let dir = self.home.join("mnt");
+        fs::create_dir(&dir).unwrap();
+        self.give(&dir);
+        dir
+    }
+
+    /// Any program.
+    fn command(&self, program: &OsStr) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program);
+        command
+    }
+
+    fn run(&self, args: &[&OsStr]) -> Output {
+        self.command(self.program.as_os_str()).args(args).output().unwrap()
+    }
+
+    #[track_caller]
+    fn ok(&self, args: &[&OsStr]) {
+        let out = self.run(args);
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+
+    /// Unmounting is refused; returns the complaint.
+    #[track_caller]
+    fn cannot_unmount(&self, dir: &Path) -> String {
+        let out = self.run(&["unmount".as_ref(), dir.as_os_str()]);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        said
+    }
+}
+
 /// Goal: a user without privileges can mount an image of his, and nobody else gets in.
 #[test]
 fn as_an_ordinary_user() {
     let Some(fixture) = Fixture::new() else { return };
-    let _device = OpenToAll::new();
-    const NOBODY: Who<'static> = Who { uid: 65_534, gid: 65_534, groups: &[] };
-    let (uid, gid) = (Some(Uid::from_raw(NOBODY.uid)), Some(Gid::from_raw(NOBODY.gid)));
-    let top = fixture.scratch.path();
-    rustix::fs::chmod(top, Mode::from_raw_mode(0o755)).unwrap();
-    let dir = fixture.scratch.dir("mnt").unwrap();
+    let nobody = AsNobody::new(&fixture.scratch);
+    let dir = nobody.dir();
     let _guard = Unmounted(&dir);
-    for path in [&dir, &fixture.image] {
-        rustix::fs::chown(path, uid, gid).unwrap();
-    }
-    // The program may lie where this user cannot go.
-    let program = top.join("oleo");
-    oleo_sim::oracle::copy_program(Path::new(OLEO), &program).unwrap();
-    rustix::fs::chmod(&program, Mode::from_raw_mode(0o755)).unwrap();
-    let as_nobody = |args: &[&OsStr]| {
-        let ids = ["--reuid", "65534", "--regid", "65534", "--clear-groups"].map(OsStr::new);
-        let args: Vec<&OsStr> = ids.into_iter().chain([program.as_os_str()]).chain(args.iter().copied()).collect();
-        run("setpriv", args).unwrap();
-    };
-    as_nobody(&["mount".as_ref(), fixture.image.as_os_str(), dir.as_os_str()]);
+    nobody.give(&fixture.image);
+    nobody.ok(&["mount".as_ref(), fixture.image.as_os_str(), dir.as_os_str()]);
     act_as(NOBODY, || {
         assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
         // The top belongs to root in the image: what cannot be done there cannot be done here.
         refused(open(&dir.join("new"), OFlags::CREATE | OFlags::WRONLY), Errno::ACCESS);
     });
     refused(act_as(crate::mount::sys::ALICE, || rustix::fs::stat(dir.join("file"))), Errno::ACCESS);
-    as_nobody(&["unmount".as_ref(), dir.as_os_str()]);
+    nobody.ok(&["unmount".as_ref(), dir.as_os_str()]);
     assert!(!is_mounted(&dir));
     fixture.must_hold("file", b"content");
+}
+
+/// Goal: an image that an ordinary user makes is that user's to write to, and is committed every five seconds: such a mount is passed no
+/// sync(2). A busy mount is not unmounted, and neither is what is not mounted: exit code 1. Method: the generation in the superblock,
+/// within less than the 30 s of other mounts; a program in the mount.
+#[test]
+fn an_image_of_an_ordinary_user() {
+    let Some(fixture) = Fixture::new() else { return };
+    let nobody = AsNobody::new(&fixture.scratch);
+    let dir = nobody.dir();
+    let image = nobody.home.join("image");
+    let _guard = Unmounted(&dir);
+    nobody.ok(&["mkfs".as_ref(), "--size".as_ref(), "300M".as_ref(), image.as_os_str()]);
+    nobody.ok(&["mount".as_ref(), image.as_os_str(), dir.as_os_str()]);
+    let generation = || {
+        let mut bytes = [0; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&fs::File::open(&image).unwrap(), &mut bytes, 0x1_0048).unwrap();
+        u64::from_le_bytes(bytes)
+    };
+    nobody.ok(&["filesystem".as_ref(), "sync".as_ref(), dir.as_os_str()]);
+    let (before, start) = (generation(), Instant::now());
+    act_as(NOBODY, || fs::write(dir.join("file"), b"content").unwrap());
+    while generation() == before {
+        assert!(start.elapsed() < Duration::from_secs(25), "no commit");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let mut user = nobody.command("sh".as_ref());
+    let mut user = user.args(["-c", "cd \"$1\" && exec sleep 60", "sh"]).arg(&dir).spawn().unwrap();
+    let cwd = PathBuf::from(format!("/proc/{}/cwd", user.id()));
+    while fs::read_link(&cwd).unwrap() != dir {
+        assert!(start.elapsed() < Duration::from_secs(60) && user.try_wait().unwrap().is_none(), "it is not there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let said = nobody.cannot_unmount(&dir);
+    user.kill().unwrap();
+    user.wait().unwrap();
+    assert!(said.contains(&format!("(process {})", user.id())), "{said}");
+    nobody.ok(&["unmount".as_ref(), dir.as_os_str()]);
+    assert!(nobody.cannot_unmount(&dir).contains("nothing is mounted"));
+    let mounted = fixture.oracle.mount(&[&image], "ro").unwrap();
+    assert_eq!(fs::read(mounted.path().join("file")).unwrap(), b"content");
+    assert_eq!(fs::metadata(mounted.path().join("file")).unwrap().uid(), NOBODY.uid);
+    mounted.unmount().unwrap();
 }
 
 /// Goal: right after umount(8) the device or image can be opened, and mounted again: who opens it waits for the server that is
