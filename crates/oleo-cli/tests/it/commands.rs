@@ -1,6 +1,11 @@
 //! The commands end to end: the wiring from arguments to output and exit codes. What they do is tested below.
 
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+
 use oleo_sim::oracle::{Loop, ReadOnly, Scratch, oracle};
+use rustix::process::Signal;
 
 use crate::common::{fails_with as fails, ok, run};
 
@@ -241,6 +246,93 @@ fn complaints() {
     assert!(ok(dir, &["mkfs", "-O", "list-all"]).contains("block-group-tree"));
     assert_eq!(run(dir, &["ls"]).status.code(), Some(2));
     assert_eq!(run(dir, &["mkfs", "--size", "many", "k"]).status.code(), Some(2));
+}
+
+/// Goal: the minimum of free space is never above the estimate, also where the devices differ so that space on one of them is of no use.
+#[test]
+fn the_minimum_is_no_estimate() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    for (name, mib) in [("a", 300), ("b", 1000)] {
+        std::fs::File::create(dir.join(name)).unwrap().set_len(mib << 20).unwrap();
+    }
+    ok(dir, &["mkfs", "-d", "raid1", "-m", "raid1", "a", "b"]);
+    let usage = crate::common::json(dir, &["filesystem", "usage", "--json", "--device", "b", "a"]);
+    let bytes = |name: &str| usage[name].as_u64().unwrap();
+    assert!(bytes("free_min") <= bytes("free_estimated") && bytes("free_min") > 0, "{usage}");
+    let unpaired = bytes("device_unallocated") / 2;
+    assert!(bytes("free_estimated") < unpaired, "a device has space that the other has no copy for: {usage}");
+}
+
+/// Goal: a check of data names the files of bad data. Method: bytes of one file changed in the image.
+#[test]
+fn files_of_bad_data_are_named() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let noise = oleo_sim::rng::Rng::new(5).bytes(1 << 20);
+    std::fs::write(dir.join("f"), &noise).unwrap();
+    std::fs::write(dir.join("g"), &noise[8..]).unwrap();
+    ok(dir, &["mkfs", "--size", "128M", "i"]);
+    ok(dir, &["mkdir", "i", "dir"]);
+    ok(dir, &["put", "i", "f", "dir/spoiled"]);
+    ok(dir, &["put", "i", "g", "dir/sound"]);
+    let image = std::fs::OpenOptions::new().read(true).write(true).open(dir.join("i")).unwrap();
+    let mut sector = [0; 4096];
+    let at = (0..128 << 8).map(|nth: u64| nth << 12).find(|at| {
+        image.read_exact_at(&mut sector, *at).unwrap();
+        sector[..] == noise[..4096]
+    });
+    image.write_all_at(b"changed", at.unwrap()).unwrap();
+    drop(image);
+    let output = run(dir, &["check", "--data", "i"]);
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("dir/spoiled") && !said.contains("dir/sound"), "{said}");
+}
+
+/// The header of a file in an archive.
+fn tar_header(name: &str, len: u64) -> Vec<u8> {
+    let mut header = vec![0; 512];
+    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    put(0, name);
+    for at in [100, 108, 116] {
+        put(at, "0000644");
+    }
+    put(124, &format!("{len:011o}"));
+    put(136, "00000000000");
+    put(148, "        0");
+    put(257, "ustar\x0000");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header
+}
+
+/// Goal: mkfs that a signal ends leaves no file system: no new file, and in one that was there nothing that a check calls clean.
+/// Method: an archive on a pipe, the first part of a long file.
+#[test]
+fn an_interrupted_mkfs_leaves_none() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let begin = [tar_header("large", 64 << 20), oleo_sim::rng::Rng::new(6).bytes(16 << 20)].concat();
+    for (name, signal) in
+        [("new", Signal::TERM), ("new", Signal::INT), ("there", Signal::TERM), ("there", Signal::KILL)]
+    {
+        if name == "there" {
+            ok(dir, &["mkfs", "--force", "--size", "300M", name]);
+            assert!(run(dir, &["check", name]).status.success());
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_oleo"));
+        command.args(["mkfs", "--force", "--size", "300M", "--tar", "-", name]).current_dir(dir);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // More than a pipe holds: when it is written, mkfs has read the most of it.
+        let mut archive = child.stdin.take().unwrap();
+        archive.write_all(&begin).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        assert!(!child.wait().unwrap().success(), "{name} {signal:?}");
+        drop(archive);
+        assert_eq!(dir.join(name).exists(), name == "there", "{signal:?}");
+        assert!(!run(dir, &["check", name]).status.success(), "{name} {signal:?}");
+    }
 }
 
 /// Goal: where `-h` of btrfs shows units, it does here, too, and prints no help. Method: each command whose help by btrfs says so.

@@ -46,7 +46,8 @@ fn groups() {
     ok(dir, &["qgroup", "create", "2/0", "i"]);
     assert!(fails(dir, &["qgroup", "create", "1/7", "i"]).contains("there already"));
     assert!(fails(dir, &["qgroup", "create", "0/999", "i"]).contains("subvolumes"));
-    ok(dir, &["qgroup", "assign", "0/256", "1/7", "i"]);
+    assert!(ok(dir, &["qgroup", "assign", "a", "1/7", "i"]).contains("0/256"), "a path names the subvolume's group");
+    assert!(fails(dir, &["qgroup", "assign", "a/f", "1/7", "i"]).contains("a/f"));
     ok(dir, &["qgroup", "assign", "1/7", "2/0", "i"]);
     assert!(fails(dir, &["qgroup", "assign", "2/0", "1/7", "i"]).contains("higher level"));
     assert!(fails(dir, &["subvolume", "create", "-i", "1/8", "i", "b"]).contains("1/8"));
