@@ -239,6 +239,8 @@ fn explorer() {
     for width in [1200, 400] {
         let (wide, _) = browser.size_at(width, true);
         assert!(wide <= f64::from(width), "{wide} at {width}");
+        let above = browser.eval("document.querySelector('#way').getBoundingClientRect().top + scrollY");
+        assert!(above.as_f64().unwrap() < 480.0, "{above} of controls above the files at {width}");
     }
     // Whoever does not see has names for everything that can be used.
     let unnamed = "[...document.querySelectorAll('input,select,button,a')].filter(e => !e.textContent.trim() && !(e.labels && e.labels.length)).length";
