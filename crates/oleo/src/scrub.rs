@@ -1,5 +1,7 @@
 //! Scrub by library.
 
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod encoded;
 mod sources;
 mod streams;
 

@@ -1,15 +1,20 @@
 //! Bytes from elsewhere for what no copy has: the same file in a directory, in another image, or in streams of snapshots.
 //!
-//! For a bad sector: (1) the files that it is in, and where in them; (2) the same places under the same names in each source; of a compressed extent all of
-//! its bytes, compressed again in every way that we have, since the same bytes are compressed the same way only with the same level. Streams may have them
-//! compressed already (`streams`). Whether what comes out belongs there, its checksum decides (`oleo-jobs`). What cannot be read is passed over.
+//! For a bad sector: (1) the files that it is in, and where in them; (2) the same places under the same names in each source. Sectors
+//! of compressed extents come as they are stored from an image that has the same extent there, from streams with compressed data
+//! (`streams`), and from a directory on the kernel's btrfs (`encoded`). Another directory has only the contents: these are compressed
+//! again at every level, which gives the same sectors by chance only, if the same compressor wrote them. The checksum decides whether a candidate belongs there (`oleo-jobs`). Sources that
+//! cannot be read are passed over.
 
 use std::path::PathBuf;
 
-use oleo_format::{Compression, FileExtent, Key, TreeId, compress};
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+use oleo_format::stream::EncodedCompression;
+use oleo_format::{Compression, DiskExtent, FileExtent, Ino, Key, Logical, TreeId, compress};
 use oleo_fs::Fs;
 use oleo_jobs::{Candidates, Referrer, Wanted, referrers_at_commit};
 use oleo_stream::lookup::Steps;
+use oleo_txn::CsumCheck;
 
 use super::streams::{Made, Offer, StreamFiles, is_stream};
 use crate::{Image, OpenOptions, Result};
@@ -76,6 +81,15 @@ impl Source {
     fn offer(&self, path: &[u8], made: &Made, steps: &mut Steps, take: &mut dyn FnMut(Offer<'_>) -> bool) -> bool {
         match self {
             Source::Streams(streams) => streams.offer(path, made, steps, take),
+            #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+            Source::Dir(dir)
+                if encoded(dir, path, made).is_some_and(|(kind, bytes)| take(Offer::Packed(kind, &bytes))) =>
+            {
+                true
+            }
+            Source::Image(image) if stored(image, path, made).is_some_and(|sector| take(Offer::Stored(&sector))) => {
+                true
+            }
             _ => self.read(path, made.at, made.len).is_some_and(|bytes| take(Offer::Plain(&bytes))),
         }
     }
@@ -86,11 +100,9 @@ impl Source {
         match self {
             #[cfg(unix)]
             Source::Dir(dir) => {
-                use std::os::unix::{ffi::OsStrExt, fs::FileExt};
+                use std::os::unix::fs::FileExt;
 
-                let path = dir.join(std::ffi::OsStr::from_bytes(path));
-                // Whoever opens a pipe waits for its other end.
-                let file = path.is_file().then(|| std::fs::File::open(path).ok()).flatten()?;
+                let file = open_below(dir, path)?;
                 let mut done = 0;
                 while done < len {
                     match file.read_at(&mut bytes[done..], at + done as u64).ok()? {
@@ -109,28 +121,64 @@ impl Source {
     }
 }
 
-/// `None`: the file has changed since.
-fn made_of(fs: &Fs, wanted: &Wanted, referrer: &Referrer) -> Option<Made> {
+#[cfg(unix)]
+fn open_below(dir: &std::path::Path, path: &[u8]) -> Option<std::fs::File> {
+    use std::os::unix::ffi::OsStrExt;
+
+    let path = dir.join(std::ffi::OsStr::from_bytes(path));
+    // Opening a pipe waits for its other end.
+    path.is_file().then(|| std::fs::File::open(path).ok()).flatten()
+}
+
+/// Returns a compressed extent of a file in a directory, as it is stored there, if the file system tells.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+fn encoded(dir: &std::path::Path, path: &[u8], made: &Made) -> Option<(Compression, Vec<u8>)> {
+    made.packed?;
+    let (number, bytes) = super::encoded::read(&open_below(dir, path)?, made.begins)?;
+    Some((EncodedCompression::from_number(number).ok()?.kind, bytes))
+}
+
+/// Returns a sector of a compressed extent as an image stores it, if the part of the file that begins there is of such an extent.
+fn stored(image: &Image, path: &[u8], made: &Made) -> Option<Vec<u8>> {
+    let (kind, inside) = made.packed?;
+    let file = image.open_file(path).ok()?;
+    let (begins, part) = extent_at(image.fs(), file.inode().tree(), file.inode().ino(), made.begins)?;
+    let end = inside.checked_add(made.sector)?;
+    let is_same = part.compression == kind && begins.checked_sub(part.offset.0) == Some(made.at);
+    let engine = image.fs().engine();
+    if !is_same || end as u64 > part.disk_num_bytes.0 || !made.sector.is_multiple_of(engine.sectorsize() as usize) {
+        return None;
+    }
+    let mut sector = vec![0; made.sector];
+    engine.read_data(Logical(part.disk_bytenr.0.checked_add(inside as u64)?), &mut sector, CsumCheck::Verify).ok()?;
+    Some(sector)
+}
+
+/// Returns the file extent that covers an offset in a file, as of the last commit, and where in the file its item begins.
+fn extent_at(fs: &Fs, tree: TreeId, ino: Ino, at: u64) -> Option<(u64, DiskExtent)> {
     let engine = fs.engine();
-    let root = engine.root(referrer.tree).ok()??;
+    let root = engine.root(tree).ok()??;
     let mut cursor = engine.blocks().cursor(&root);
-    let key = Key::extent_data(referrer.ino, referrer.at);
+    let key = Key::extent_data(ino, at);
     if !cursor.seek_back(&key).ok()? {
         return None;
     }
     let (found, item) = cursor.current()?;
     let (FileExtent::Regular(part) | FileExtent::Prealloc(part)) = FileExtent::parse(item).ok()? else { return None };
-    if (found.objectid, found.item_type) != (key.objectid, key.item_type) {
-        return None;
-    }
-    let len = usize::try_from(wanted.len).ok()?;
+    ((found.objectid, found.item_type) == (key.objectid, key.item_type)).then_some((found.offset, part))
+}
+
+/// `None`: the file has changed since.
+fn made_of(fs: &Fs, wanted: &Wanted, referrer: &Referrer) -> Option<Made> {
+    let (begins, part) = extent_at(fs, referrer.tree, referrer.ino, referrer.at)?;
+    let sector = usize::try_from(wanted.len).ok()?;
     if part.compression == Compression::None {
-        return Some(Made { at: referrer.at, len, begins: found.offset, packed: None });
+        return Some(Made { at: referrer.at, len: sector, begins, sector, packed: None });
     }
     let inside = usize::try_from(wanted.at.0.checked_sub(part.disk_bytenr.0)?).ok()?;
     let ram = usize::try_from(part.ram_bytes.0).ok().filter(|len| *len <= compress::EXTENT_LEN_MAX)?;
-    let (begins, packed) = (found.offset, Some((part.compression, inside)));
-    Some(Made { at: begins.checked_sub(part.offset.0)?, len: ram, begins, packed })
+    let packed = Some((part.compression, inside));
+    Some(Made { at: begins.checked_sub(part.offset.0)?, len: ram, begins, sector, packed })
 }
 
 impl Candidates for Sources {
@@ -161,7 +209,7 @@ impl Offer<'_> {
     fn is_taken(&self, fs: &Fs, made: &Made, wanted: &Wanted, fits: &mut dyn FnMut(&[u8]) -> bool) -> bool {
         let len = wanted.len as usize;
         match (self, made.packed) {
-            (Offer::Plain(bytes), None) => fits(bytes),
+            (Offer::Plain(bytes), None) | (Offer::Stored(bytes), _) => fits(bytes),
             (Offer::Plain(bytes), Some((kind, inside))) => {
                 let levels = LEVELS.iter().filter(|(known, _)| *known == kind).flat_map(|(_, levels)| levels.iter());
                 levels.into_iter().any(|level| {

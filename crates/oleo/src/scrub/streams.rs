@@ -95,6 +95,8 @@ pub(super) struct Made {
     pub len: usize,
     /// Where in the file the part of it begins that names the extent.
     pub begins: u64,
+    /// Bytes of a sector.
+    pub sector: usize,
     /// How they are compressed, and where in that the sector is.
     pub packed: Option<(Compression, usize)>,
 }
@@ -105,6 +107,8 @@ pub(super) enum Offer<'b> {
     Plain(&'b [u8]),
     /// As they are stored, packed in this way, without what fills their last sector.
     Packed(Compression, &'b [u8]),
+    /// The wanted sector as another volume stores it.
+    Stored(&'b [u8]),
 }
 
 impl Places for &StreamFiles {

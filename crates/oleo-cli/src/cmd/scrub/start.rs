@@ -79,7 +79,9 @@ struct How {
     #[arg(long, value_name = "[N:|each:]SIZE", value_parser = Limit::parse)]
     limit: Vec<Limit>,
     /// Take what no copy has from here: a directory with the files, another image, or a file with streams of btrfs send, of which those that
-    /// another is built on are needed, too. Only what fits the checksum is taken (for crc32c, 32 bits decide). May be given several times.
+    /// another is built on are needed, too. Only what fits the checksum is taken (for crc32c, 32 bits decide). Compressed extents come from an
+    /// image with the same extents, from streams with compressed data and, for root, from a directory on a btrfs that the kernel has mounted. Other
+    /// directories have them by chance only: files are compressed again, which fits what Oleo compressed, but not all that the kernel did. May be given several times.
     #[arg(long, value_name = "DIR|IMG|STREAM")]
     from: Vec<PathBuf>,
     /// Show JSON at the end.
