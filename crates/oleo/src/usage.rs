@@ -54,7 +54,8 @@ pub struct FileUsage {
 pub struct SpaceSummary {
     /// All bytes of the devices.
     pub total: ByteLen,
-    /// Bytes that nothing uses.
+    /// Bytes that nothing uses and block groups can have, those for metadata included. Of unequal devices, space that has no other
+    /// device for its copies is not among them.
     pub free: ByteLen,
     /// Bytes that files can still have: free and unreserved in data block groups, and what further data block groups could add.
     pub available: ByteLen,
@@ -79,8 +80,11 @@ impl Image {
         let (net, raw) = net_of_raw(data, count);
         let total = scaled(total_raw, net, raw);
         let engine = self.fs().engine();
-        let available = engine.data_free() + self.volume().unallocated(data);
-        let free = total.saturating_sub(data_used + scaled(other_raw, net, raw));
+        let fits = self.volume().unallocated(data);
+        let available = engine.data_free() + fits;
+        let unallocated: u64 = devices.iter().map(|d| d.total.0.saturating_sub(d.used.0)).sum();
+        let stranded = scaled(unallocated, net, raw).saturating_sub(fits.0);
+        let free = total.saturating_sub(data_used + scaled(other_raw, net, raw) + stranded);
         SpaceSummary { total: ByteLen(total), free: ByteLen(free), available: available.min(ByteLen(free)) }
     }
 
