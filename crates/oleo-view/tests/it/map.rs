@@ -256,7 +256,8 @@ fn labels_have_room() {
         let (_, picture) = section.split_once("<svg viewBox=\"0 0 ").unwrap();
         let (width, picture) = picture.split_once(' ').unwrap();
         let width: f64 = width.parse().unwrap();
-        let (mut bars, mut texts): (Vec<[f64; 4]>, Vec<([f64; 4], &str)>) = (Vec::new(), Vec::new());
+        let mut bars: Vec<[f64; 4]> = Vec::new();
+        let mut texts: Vec<([f64; 4], &str)> = Vec::new();
         let mut last = [0.0; 4];
         for part in picture.split("</svg>").next().unwrap().split('<') {
             let Some((tag, content)) = part.split_once('>') else { continue };
