@@ -29,6 +29,7 @@ impl Place {
     }
 
     /// The place that this one is in.
+    #[cfg(target_os = "linux")]
     pub fn parent(&self) -> Option<&Arc<Place>> {
         self.parent.as_ref()
     }
