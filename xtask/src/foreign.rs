@@ -4,7 +4,7 @@
 //! 2. macOS, on both processors: the library is type-checked, without zlib and zstd, whose C needs Apple's compiler.
 //!
 //! `cargo xtask foreign --check` only type-checks, for Windows, too.
-//! What is missing is installed: by rustup the targets [`WINDOWS`] and [`MACS`], and packages of Debian.
+//! Missing tools are installed: by rustup the targets [`WINDOWS`] and [`MACS`], and packages of Debian.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -31,7 +31,7 @@ fn damage_is_real_and_undone() {
         assert!(before == std::fs::read(&image).unwrap(), "{damage:?} was not undone");
     }
     assert!(complaints > ROUNDS / 3, "only {complaints} of {ROUNDS} were noticed");
-    // What is cut off takes no more damage.
+    // The part that is cut off takes no more damage.
     let first = rot.blocks[0].copies[0];
     let cut = rot.inflict(&Damage::Truncate(first + 1)).unwrap();
     let block = Damage::Block { index: 0, logical: rot.blocks[0].logical, edits: vec![(101, vec![1])] };
