@@ -263,6 +263,14 @@ fn root_dir_changes(fields: &InodeFields, inherited: &Inherited, generation: u64
 impl Core {
     /// The number that the next subvolume gets.
     fn give_tree(&self) -> Result<TreeId, FsError> {
+        self.know_next_tree()?;
+        let id = TreeId(self.next_tree.fetch_add(1, Ordering::AcqRel));
+        if id > TreeId::LAST_FREE { Err(FsError::NoSpace) } else { Ok(id) }
+    }
+
+    /// Sets the next number from the highest in the root tree. A subvolume is deleted only after this: its files may still be in
+    /// use, so no other subvolume may get its number while this file system is open.
+    pub(super) fn know_next_tree(&self) -> Result<(), FsError> {
         if self.next_tree.load(Ordering::Acquire) == 0 {
             let top = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
             let stored = self.highest(TreeId::ROOT, top)?.map_or(0, |key| key.objectid);
@@ -270,8 +278,7 @@ impl Core {
             let next = stored.max(known.unwrap_or(0)).max(TreeId::FIRST_FREE.0 - 1) + 1;
             let _ = self.next_tree.compare_exchange(0, next, Ordering::AcqRel, Ordering::Acquire);
         }
-        let id = TreeId(self.next_tree.fetch_add(1, Ordering::AcqRel));
-        if id > TreeId::LAST_FREE { Err(FsError::NoSpace) } else { Ok(id) }
+        Ok(())
     }
 
     /// Enters a subvolume that has just been made.

@@ -47,6 +47,7 @@ impl Fs {
         let Some((parent, place)) = self.root_backref(id)? else { return Err(FsError::NotFound) };
         let dir = self.inode(&self.subvol(parent)?, place.dirid)?;
         self.changeable(&dir)?;
+        self.core().know_next_tree()?;
         self.staged_to_condemn(|s| {
             let confirmed = self.root_backref(id)?;
             if confirmed != Some((parent, place.clone())) || subvol.is_deleted() {
