@@ -9,6 +9,7 @@
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
 //! - [`faulty`]: a device that fails as a test asks for.
 //! - [`gate`]: a device in memory that makes writes wait.
+//! - [`stall`]: callers on a mount that do not need a device or store that is silent.
 //! - [`budget`]: how much a seeded proof tries in CI and at night.
 //! - [`crash`]: which states a crash may leave of a run, and which of them are right.
 //! - [`store`]: an object store and its clients, with everything that networks do to requests.
@@ -37,4 +38,5 @@ pub mod rot;
 pub mod script;
 pub mod served;
 pub mod specimen;
+pub mod stall;
 pub mod store;

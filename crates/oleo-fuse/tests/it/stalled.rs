@@ -3,20 +3,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use oleo::mkfs::MkfsOptions;
 use oleo::serve::{Export, Listener, ServeOptions, Server, listen_at};
 use oleo::{Device, Image};
 use oleo_device::{DeviceError, MemDevice};
 use oleo_fuse::{MountError, MountOptions, Mounted, Plan, Stopper, Uring, detach};
+use oleo_sim::stall;
 
 use crate::uring::Switch;
 
-/// How long a caller may wait that needs no device. The client of the device times out after a minute.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Directories that are not in memory: more than a mount has threads.
 const COLD_DIRS: usize = 12;
 /// Entries of each: several blocks of the tree.
@@ -137,50 +135,17 @@ fn mount(device: Arc<Gated>, uring: Uring) -> Served {
 fn others_are_answered(uring: Uring) {
     let gate = Arc::<Gate>::default();
     let served = mount(volume(MemDevice::new(1 << 30), &gate), uring);
-    let warm = served.dir.join("warm");
-    assert_eq!(fs::read(warm.join("file")).unwrap(), b"warm");
-    fs::write(warm.join("made before"), b"").unwrap();
-    assert_eq!(fs::read_dir(&warm).unwrap().count(), 2);
-    gate.set(true);
-    let cold = look_up(&served.dir);
-    let begun = Instant::now();
-    while gate.waiting.load(Ordering::Acquire) == 0 {
-        assert!(begun.elapsed() < PATIENCE, "nothing is read from the device: all names were in memory");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    // Until each has a thread that waits, if it gets one.
-    std::thread::sleep(Duration::from_millis(300));
-    let (done, is_done) = mpsc::channel();
-    let user = std::thread::spawn(move || {
-        for n in 0..50 {
-            let file = fs::File::open(warm.join("file")).unwrap();
-            file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(n)).unwrap();
-            fs::write(warm.join(format!("made-{n}")), b"").unwrap();
-        }
-        assert_eq!(fs::read_dir(&warm).unwrap().count(), 52);
-        done.send(()).unwrap();
-    });
-    let answered = is_done.recv_timeout(PATIENCE);
-    let stuck = cold.iter().filter(|thread| !thread.is_finished()).count();
-    gate.set(false);
-    cold.into_iter().for_each(|thread| thread.join().unwrap());
-    user.join().unwrap();
+    let cold = |dir| served.dir.join(format!("cold{dir}")).join(file_of(COLD_FILES / 2));
+    let cold: Vec<PathBuf> = (0..COLD_DIRS).map(cold).collect();
+    let is_asked = || gate.waiting.load(Ordering::Acquire) > 0;
+    let answered =
+        stall::others_are_answered(&served.dir.join("warm"), (&cold, 4), &|silent| gate.set(silent), &is_asked);
     served.stopper.stop();
     served.thread.join().unwrap().unwrap();
     let _ = detach(&served.dir, None, true);
     served.server.stop();
     served.serving.join().unwrap();
-    answered.expect("work in memory waits for a device");
-    assert!(stuck > 4, "{stuck} look-ups waited for the device, which is no more than there are threads");
-}
-
-/// Callers that need the device, one for each large directory.
-fn look_up(mount: &Path) -> Vec<JoinHandle<()>> {
-    let one = |dir: usize| {
-        let path = mount.join(format!("cold{dir}")).join(file_of(COLD_FILES / 2));
-        std::thread::spawn(move || assert_eq!(fs::metadata(path).unwrap().len(), 4))
-    };
-    (0..COLD_DIRS).map(one).collect()
+    answered.unwrap();
 }
 
 #[test]

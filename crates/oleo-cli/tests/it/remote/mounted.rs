@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Scratch, skip};
@@ -131,7 +130,6 @@ fn a_killed_mount_is_not_waited_for() {
 fn a_silent_store_keeps_no_others_waiting() {
     /// Longer than the test waits for what is in memory.
     const LATE: Duration = Duration::from_secs(600);
-    const PATIENCE: Duration = Duration::from_secs(30);
     /// More than a mount has threads.
     const COLD_DIRS: usize = 12;
     if !can_mount() {
@@ -153,41 +151,18 @@ fn a_silent_store_keeps_no_others_waiting() {
     let url = store.url("volume");
     store.ok(dir, &["mkfs", "--rootdir", "src", &url]);
     let mounted = store.mount(&url, "commit=300");
-    let warm = mounted.path().join("a warm one");
-    assert_eq!(fs::read(warm.join("file")).unwrap(), b"warm");
-    fs::write(warm.join("made before"), b"").unwrap();
-    assert_eq!(fs::read_dir(&warm).unwrap().count(), 2);
-    proxy.set(Faults { delay: LATE, ..Faults::default() });
-    let asked = proxy.requests();
-    let (done, is_done) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let look_up = |cold: usize| {
-            let path = mounted.path().join(format!("cold{cold}/250"));
-            scope.spawn(move || assert_eq!(fs::metadata(path).unwrap().len(), 1500))
-        };
-        let cold: Vec<_> = (0..COLD_DIRS).map(look_up).collect();
-        let begun = Instant::now();
-        while proxy.requests() == asked && begun.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // Until each has a thread that waits, if it gets one.
-        std::thread::sleep(Duration::from_millis(300));
-        scope.spawn(|| {
-            for n in 0..50 {
-                let file = fs::File::open(warm.join("file")).unwrap();
-                file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(n)).unwrap();
-                fs::write(warm.join(format!("made-{n}")), b"").unwrap();
-            }
-            assert_eq!(fs::read_dir(&warm).unwrap().count(), 52);
-            done.send(()).unwrap();
-        });
-        let answered = is_done.recv_timeout(PATIENCE);
-        let stuck = cold.iter().filter(|thread| !thread.is_finished()).count();
-        proxy.set(Faults::default());
-        answered.expect("work in memory waits for the store");
-        assert!(stuck > 4, "{stuck} look-ups waited for the store, which is no more than there are threads");
-    });
+    let cold = |cold| mounted.path().join(format!("cold{cold}/250"));
+    let cold: Vec<_> = (0..COLD_DIRS).map(cold).collect();
+    let asked = std::cell::Cell::new(0);
+    let silent = |silent: bool| {
+        proxy.set(Faults { delay: if silent { LATE } else { Duration::ZERO }, ..Faults::default() });
+        asked.set(proxy.requests());
+    };
+    let is_asked = || proxy.requests() > asked.get();
+    let answered =
+        oleo_sim::stall::others_are_answered(&mounted.path().join("a warm one"), (&cold, 1500), &silent, &is_asked);
     mounted.unmount().unwrap();
+    answered.unwrap();
 }
 
 /// Goal: while the store is away for less than its time nothing fails; when it is away for longer, fsync fails within its bound,
