@@ -172,13 +172,18 @@ impl Image {
     pub fn remove(&self, start: &InodeRef, path: impl ImagePath, depth: Depth) -> Result<()> {
         let path = path.path_bytes();
         let (dir, name) = self.find_parent(start, path)?;
-        let inode = self.fs().lookup(&dir, name)?.ok_or(FsError::NotFound).at(|| shown(path))?;
-        if self.fs().attr(&inode).kind != FileKind::Dir {
-            return self.fs().unlink(&dir, name).at(|| shown(path));
+        let found = self.found_or_listed(&dir, name).at(|| shown(path))?;
+        let kind = found.as_ref().map(|inode| self.fs().attr(inode).kind);
+        if kind.is_none_or(|kind| kind != FileKind::Dir) {
+            match self.fs().remove_entry(&dir, name, false) {
+                // The entry of a directory that is missing.
+                Err(FsError::IsDir) if kind.is_none() && depth == Depth::Tree => {
+                    return self.fs().remove_entry(&dir, name, true).at(|| shown(path));
+                }
+                removed => return removed.at(|| shown(path)),
+            }
         }
-        if depth == Depth::One {
-            return Err(is_directory(path));
-        }
+        let Some(inode) = found.filter(|_| depth == Depth::Tree) else { return Err(is_directory(path)) };
         // Each step goes one directory down, or removes one entry: nothing is held but the way down, and entries that were read.
         let mut descent = Descent::new(&inode);
         let mut way = vec![(dir, name.to_vec(), inode, Listing::default())];
@@ -188,16 +193,16 @@ impl Image {
                     // There may be new ones.
                     continue;
                 }
-                self.fs().rmdir(parent, name).at(|| shown(name))?;
+                self.fs().remove_entry(parent, name, true).at(|| shown(name))?;
                 way.pop();
                 continue;
             };
             if entry.kind != FileKind::Dir {
-                self.fs().unlink(dir, &entry.name).at(|| shown(&entry.name))?;
+                self.fs().remove_entry(dir, &entry.name, false).at(|| shown(&entry.name))?;
                 continue;
             }
             let Some(child) = self.fs().open_entry(dir, &entry)? else {
-                self.fs().rmdir(dir, &entry.name).at(|| shown(&entry.name))?;
+                self.fs().remove_entry(dir, &entry.name, true).at(|| shown(&entry.name))?;
                 continue;
             };
             descent.enter(self.fs(), dir, &entry.name, &child).at(|| shown(&entry.name))?;
@@ -209,6 +214,19 @@ impl Image {
             way.push((dir, entry.name, child, Listing::default()));
         }
         Ok(())
+    }
+
+    /// What a name leads to, also one that its directory lists but does not find; `None` for an entry whose inode is missing. Such names are left
+    /// by damage.
+    fn found_or_listed(&self, dir: &InodeRef, name: &[u8]) -> std::result::Result<Option<InodeRef>, FsError> {
+        match self.fs().lookup(dir, name) {
+            Ok(None) => {
+                let entry = self.fs().listed(dir, name)?.ok_or(FsError::NotFound)?;
+                self.fs().open_entry(dir, &entry)
+            }
+            Err(FsError::Corruption(_)) => Ok(None),
+            found => found,
+        }
     }
 
     /// Renames or moves within the image; a file of the new name is replaced.

@@ -390,9 +390,25 @@ pub(crate) fn remove_at(dir: &mut WriteGuard<'_>, h: &dyn Joined, place: Place, 
     Ok(())
 }
 
-/// Whether a directory has no entries.
+/// Sets a directory's size anew, after an entry went of which a part was missing: its size may have had that part or not. If not all entries can
+/// be read, it stays.
+pub(crate) fn recount(dir: &mut WriteGuard<'_>, h: &dyn Joined) {
+    let mut size = 0;
+    let counted = [ItemType::DIR_ITEM, ItemType::DIR_INDEX].into_iter().try_for_each(|t| {
+        dir.walk(t, 0, u64::MAX, Direction::Up, &mut |_, bytes| {
+            size += entries(bytes).map_while(Result::ok).map(|entry| entry.name.len() as u64).sum::<u64>();
+            ControlFlow::Continue(())
+        })
+    });
+    if counted.is_ok() {
+        dir.fields_mut(h).size = size;
+    }
+}
+
+/// Whether a directory has no entries, nor any half of one.
 pub(crate) fn is_empty(dir: &dyn Items) -> Result<bool, FsError> {
-    Ok(dir.range_limit(ItemType::DIR_INDEX, 0, u64::MAX, 1)?.is_empty())
+    Ok(dir.range_limit(ItemType::DIR_INDEX, 0, u64::MAX, 1)?.is_empty()
+        && dir.range_limit(ItemType::DIR_ITEM, 0, u64::MAX, 1)?.is_empty())
 }
 
 /// At most `limit` entries after index `after`, in the order of creation.
@@ -430,15 +446,38 @@ pub(crate) fn info(index: u64, bytes: &[u8]) -> Result<DirEntryInfo, FsError> {
     })
 }
 
-/// The index of an entry, by going through the whole directory: for entries whose inode does not have it.
-pub(crate) fn index_of(dir: &dyn Items, name: &[u8]) -> Result<Option<u64>, FsError> {
+/// The entry at an index of a directory.
+pub(crate) fn entry_at(dir: &dyn Items, index: u64) -> Result<Option<DirEntryInfo>, FsError> {
+    dir.with(ItemType::DIR_INDEX, index, |item| item.map(|item| info(index, item)).transpose())
+}
+
+/// Where the DIR_INDEX of an entry is: at index `known` if that is the entry's; else it is looked for in the whole directory.
+pub(crate) fn index_of(
+    dir: &dyn Items,
+    (name, target): (&[u8], Target),
+    known: Option<u64>,
+) -> Result<Option<u64>, FsError> {
+    let leads_there = |entry: &Entry<'_>| Target::of(Key::from(entry.head.location)).is_ok_and(|to| to == target);
+    let is_it = |bytes: &[u8]| parse(bytes).is_ok_and(|(entry, _)| entry.name == name && leads_there(&entry));
+    if let Some(index) = known
+        && dir.with(ItemType::DIR_INDEX, index, |item| Ok(item.is_some_and(is_it)))?
+    {
+        return Ok(known);
+    }
     let mut found = None;
-    dir.walk(ItemType::DIR_INDEX, 0, u64::MAX, Direction::Up, &mut |index, bytes| match parse(bytes) {
-        Ok((entry, _)) if entry.name == name => {
-            found = Some(index);
-            ControlFlow::Break(())
-        }
-        _ => ControlFlow::Continue(()),
+    dir.walk(ItemType::DIR_INDEX, 0, u64::MAX, Direction::Up, &mut |index, bytes| {
+        found = is_it(bytes).then_some(index);
+        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    Ok(found)
+}
+
+/// The first DIR_INDEX of a name, whatever it leads to, by going through the whole directory.
+pub(crate) fn first_index(dir: &dyn Items, name: &[u8]) -> Result<Option<DirEntryInfo>, FsError> {
+    let mut found = None;
+    dir.walk(ItemType::DIR_INDEX, 0, u64::MAX, Direction::Up, &mut |index, bytes| {
+        found = info(index, bytes).ok().filter(|entry| entry.name == name);
+        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     Ok(found)
 }

@@ -126,33 +126,48 @@ pub(crate) fn add(
     Ok(())
 }
 
-/// Removes a name and returns its index, or `None` if the inode does not know the name.
-pub(crate) fn remove(
-    inode: &mut WriteGuard<'_>,
-    h: &dyn Joined,
-    parent: Ino,
-    name: &[u8],
-) -> Result<Option<u64>, FsError> {
-    inode.state_mut().moved = h.generation();
+/// One name of an inode, and the item that it is in, as they were when it was looked for.
+pub(crate) struct Found {
+    /// The index of its entry in the directory.
+    pub(crate) index: u64,
+    item_type: ItemType,
+    offset: u64,
+    /// The item without it.
+    kept: Vec<u8>,
+}
+
+impl Found {
+    /// Removes the name. None of the inode's names has changed since it was found.
+    pub(crate) fn remove(self, inode: &mut WriteGuard<'_>, h: &dyn Joined) {
+        inode.state_mut().moved = h.generation();
+        if self.kept.is_empty() {
+            inode.delete(h, self.item_type, self.offset);
+        } else {
+            inode.put(h, self.item_type, self.offset, self.kept.into());
+        }
+    }
+}
+
+/// Looks for a name; `None` if the inode does not know it.
+pub(crate) fn find(inode: &dyn Items, parent: Ino, name: &[u8]) -> Result<Option<Found>, FsError> {
     if let Some(old) = inode.get(ItemType::INODE_REF, parent.0)? {
         // In one pass over the item's bytes: it may hold thousands of names.
-        let (mut gone, mut kept) = (None, Vec::new());
+        let mut gone = None;
         for entry in InodeRefEntryRef::iter(&old) {
             let entry = entry?;
             if entry.name == name {
                 gone = Some(entry.index);
             }
         }
-        if gone.is_some() {
-            kept.reserve(old.len());
+        if let Some(index) = gone {
+            let mut kept = Vec::with_capacity(old.len());
             for entry in InodeRefEntryRef::iter(&old) {
                 let entry = entry?;
                 if entry.name != name {
                     entry.encode_to(&mut kept);
                 }
             }
-            put_or_delete(inode, h, ItemType::INODE_REF, parent.0, kept);
-            return Ok(gone);
+            return Ok(Some(Found { index, item_type: ItemType::INODE_REF, offset: parent.0, kept }));
         }
     }
     let hash = extref_hash(parent, name);
@@ -161,15 +176,23 @@ pub(crate) fn remove(
         let this = |n: &&NameOf| n.parent == parent && n.name == name;
         if let Some(gone) = names.iter().find(this) {
             let kept = names.iter().filter(|n| !this(n)).flat_map(encode_extref).collect();
-            put_or_delete(inode, h, ItemType::INODE_EXTREF, hash, kept);
-            return Ok(Some(gone.index));
+            return Ok(Some(Found { index: gone.index, item_type: ItemType::INODE_EXTREF, offset: hash, kept }));
         }
     }
     Ok(None)
 }
 
-fn put_or_delete(inode: &mut WriteGuard<'_>, h: &dyn Joined, t: ItemType, offset: u64, kept: Vec<u8>) {
-    if kept.is_empty() { inode.delete(h, t, offset) } else { inode.put(h, t, offset, kept.into()) }
+/// Removes a name and returns its index, or `None` if the inode does not know the name.
+pub(crate) fn remove(
+    inode: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    parent: Ino,
+    name: &[u8],
+) -> Result<Option<u64>, FsError> {
+    let Some(found) = find(inode, parent, name)? else { return Ok(None) };
+    let index = found.index;
+    found.remove(inode, h);
+    Ok(Some(index))
 }
 
 /// The names in one item of references.

@@ -22,7 +22,7 @@ use crate::items::dir::{self, Target};
 use crate::items::refs;
 use crate::names::RETRIES_MAX;
 use crate::names::orphan::{self, Remains};
-use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, WriteGuard, lock_all};
+use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, WriteGuard, lock_all};
 use crate::options::Time;
 
 /// Names that a file may have (`BTRFS_LINK_MAX`).
@@ -144,8 +144,12 @@ impl Fs {
                 Target::Inode(ino) => ino,
                 Target::Subvol(id) => return self.remove_subvol_entry(dir, name, id),
             };
-            let Some(child) = self.core().inode(dir.subvol(), ino)? else {
-                self.check_dangling(dir, name, target)?;
+            // One that is being erased had other names, and not this one.
+            let child = self.core().inode(dir.subvol(), ino)?.filter(|child| !child.read().state().gone);
+            let Some(child) = child else {
+                if self.remove_bare_entry(dir, name, target)? {
+                    return Ok(());
+                }
                 continue;
             };
             let removed = match self.remove_inode_name(dir, name, (place, target), &child, directory) {
@@ -199,11 +203,11 @@ impl Fs {
         if directory && !dir::is_empty(locked.of(child))? {
             return Err(FsError::NotEmpty);
         }
+        let leaving = Leaving::find(&mut locked, dir, (name, target), Some(child), None)?;
         let now = core.now();
         let evict = core.poison_on_error(|| {
             dir::remove_at(locked.of(dir), &h, place, name)?;
-            let index = refs::remove(locked.of(child), &h, dir.ino(), name)?;
-            remove_index(locked.of(dir), &h, name, index)?;
+            leaving.remove(&mut locked, &h, dir, Some(child));
             stamp(locked.of(dir), &h, now);
             drop_name(locked.of(child), &h, remains.as_ref(), now)
         })?;
@@ -259,21 +263,56 @@ pub(crate) fn drop_name(
     if fields.nlink == 0 { orphan::last_name_gone(inode, h, remains) } else { Ok(false) }
 }
 
-/// Removes the index item of an entry; looks for it if the entry's inode does not know the index.
-pub(crate) fn remove_index(
-    dir: &mut WriteGuard<'_>,
-    h: &dyn Joined,
-    name: &[u8],
+/// Items of an entry that is about to go, found before the first of them goes: if one cannot be read, the operation is refused and nothing has
+/// changed.
+pub(crate) struct Leaving {
+    /// What the inode has of the name.
+    own: Option<refs::Found>,
+    /// Where the DIR_INDEX is.
     index: Option<u64>,
-) -> Result<(), FsError> {
-    let index = match index {
-        Some(index) => Some(index),
-        None => dir::index_of(dir, name)?,
-    };
-    if let Some(index) = index {
+    /// One of them is missing. A log cannot tell that such an entry went.
+    is_half: bool,
+}
+
+impl Leaving {
+    /// Finds them. `child`: the inode that the entry leads to, unless it is of another subvolume; `known`: where a reference to that one says that
+    /// the DIR_INDEX is.
+    pub(crate) fn find(
+        locked: &mut LockedSet<'_>,
+        dir: &Arc<Inode>,
+        (name, target): (&[u8], Target),
+        child: Option<&Arc<Inode>>,
+        known: Option<u64>,
+    ) -> Result<Leaving, FsError> {
+        let own = match child {
+            Some(child) => refs::find(locked.of(child), dir.ino(), name)?,
+            None => None,
+        };
+        let known = own.as_ref().map(|own| own.index).or(known);
+        let index = dir::index_of(locked.of(dir), (name, target), known)?;
         // An index that was freed is not given out again in the same transaction: a log refers to entries that went and came by their indices.
-        dir::learn_next_index(dir)?;
-        dir.delete(h, ItemType::DIR_INDEX, index);
+        dir::learn_next_index(locked.of(dir))?;
+        let is_half = index.is_none() || child.is_some() && own.is_none();
+        Ok(Leaving { own, index, is_half })
     }
-    Ok(())
+
+    /// Removes them. The DIR_ITEM has been removed.
+    pub(crate) fn remove(
+        self,
+        locked: &mut LockedSet<'_>,
+        h: &dyn Joined,
+        dir: &Arc<Inode>,
+        child: Option<&Arc<Inode>>,
+    ) {
+        if let (Some(own), Some(child)) = (self.own, child) {
+            own.remove(locked.of(child), h);
+        }
+        if let Some(index) = self.index {
+            locked.of(dir).delete(h, ItemType::DIR_INDEX, index);
+        }
+        if self.is_half {
+            dir::recount(locked.of(dir), h);
+            dir.core().engine().disable_log(h.generation());
+        }
+    }
 }

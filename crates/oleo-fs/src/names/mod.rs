@@ -1,6 +1,7 @@
 //! Names: making, linking, renaming and removing them, and finding inodes by them, up to the end of an inode that has none left.
 
 mod create;
+mod halves;
 mod link;
 mod listing;
 mod lookup;
@@ -13,7 +14,7 @@ pub use lookup::Follow;
 pub use rename::RenameMode;
 pub use walk::Descent;
 
-pub(crate) use link::{check_dir, remove_index, stamp};
+pub(crate) use link::{check_dir, stamp};
 pub(crate) use orphan::{BATCH_INODES, Remains, last_name_gone};
 
 /// Times that an operation starts over because others changed what it had looked at: each time one of them got on, so

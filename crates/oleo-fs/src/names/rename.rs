@@ -17,7 +17,7 @@ use crate::items::dir::{self, Target};
 use crate::items::refs;
 use crate::names::RETRIES_MAX;
 use crate::names::create::Start;
-use crate::names::link::{NAME_BYTES, NAME_ITEMS, check_dir, drop_name, remove_index, stamp};
+use crate::names::link::{Leaving, NAME_BYTES, NAME_ITEMS, check_dir, drop_name, stamp};
 use crate::names::orphan::{self, Remains};
 use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, lock_all};
 use crate::options::Time;
@@ -186,15 +186,20 @@ impl Fs {
                 Some((mark, start, plan.src_dir.subvol().give_inos(1)?))
             }
         };
+        let src_leaving = self.leaving(&mut locked, plan.src_dir, plan.src, &source)?;
+        let dst_leaving = match &target {
+            Some(target) => Some(self.leaving(&mut locked, plan.dst_dir, plan.dst, target)?),
+            None => None,
+        };
         let now = core.now();
         let done = core.poison_on_error(|| {
-            self.detach(&mut locked, &h, plan.src_dir, plan.src, Some(src_place), &source)?;
+            self.detach(&mut locked, &h, plan.src_dir, (plan.src, Some(src_place)), &source, src_leaving)?;
             // What was seen of the other name's item holds, unless both are in one.
             let apart = !(plan.src_dir.same(plan.dst_dir) && src_place.shares_item(&dst_place));
             let dst_place = apart.then_some(dst_place);
             let mut evict = None;
-            if let Some(target) = &target {
-                self.detach(&mut locked, &h, plan.dst_dir, plan.dst, dst_place, target)?;
+            if let (Some(target), Some(leaving)) = (&target, dst_leaving) {
+                self.detach(&mut locked, &h, plan.dst_dir, (plan.dst, dst_place), target, leaving)?;
                 match (target, plan.mode) {
                     (_, RenameMode::Exchange) => {
                         let kind = old_kind.unwrap_or(FileKind::Unknown);
@@ -239,24 +244,38 @@ impl Fs {
         }
     }
 
+    /// Finds the items of an entry that is to be moved or replaced.
+    fn leaving(
+        &self,
+        locked: &mut LockedSet<'_>,
+        dir: &InodeRef,
+        name: &[u8],
+        what: &Moved,
+    ) -> Result<Leaving, FsError> {
+        let known = match what {
+            Moved::Subvol(id) => self.root_backref(*id)?.map(|(_, place)| place.sequence),
+            _ => None,
+        };
+        Leaving::find(locked, dir, (name, what.target()), what.inode(), known)
+    }
+
     /// Takes an entry out of a directory, and the directory out of what the entry leads to. `place`: where it is, if that is known.
     fn detach(
         &self,
         locked: &mut LockedSet<'_>,
         h: &dyn Joined,
         dir: &InodeRef,
-        name: &[u8],
-        place: Option<dir::Place>,
+        (name, place): (&[u8], Option<dir::Place>),
         what: &Moved,
+        leaving: Leaving,
     ) -> Result<(), FsError> {
-        let index = match what {
-            Moved::Inode(inode) => refs::remove(locked.of(inode), h, dir.ino(), name)?,
-            Moved::Subvol(id) => self.remove_root_ref(h, dir.tree(), *id)?.map(|r| r.sequence),
-            Moved::EmptySubvolDir(_) => None,
-        };
+        if let Moved::Subvol(id) = what {
+            self.remove_root_ref(h, dir.tree(), *id)?;
+        }
         let place = place.map_or_else(|| dir::Place::of(locked.of(dir), name), Ok)?;
         dir::remove_at(locked.of(dir), h, place, name)?;
-        remove_index(locked.of(dir), h, name, index)
+        leaving.remove(locked, h, dir, what.inode());
+        Ok(())
     }
 
     #[allow(clippy::too_many_arguments, reason = "where, what and when; each used once")]

@@ -1,16 +1,15 @@
 //! Deleting subvolumes. What is in one goes later, step by step (`cleaner`).
 
 use oleo_format::{Ino, ItemType, RootItem, TreeId};
-use oleo_txn::{Need, Staged};
+use oleo_txn::Staged;
 use uuid::Uuid;
 
 use crate::FsError;
 use crate::attributes::rules;
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
-use crate::names::{check_dir, remove_index, stamp};
-use crate::object::{InodeRef, Items};
-use crate::subvolumes::root_refs::RootPlace;
+use crate::names::stamp;
+use crate::object::{InodeRef, Items, ItemsMut};
 
 impl Fs {
     /// Deletes a subvolume with everything in it, except when others are inside it or it is the default one. Its space
@@ -24,19 +23,7 @@ impl Fs {
             return self.delete_subvol(id, true);
         }
         // The empty directory in place of a subvolume that is elsewhere: an entry and nothing more.
-        let need = Need { items: 4, bytes: 1024, ..Need::default() };
-        let h = self.core().join_to_release(dir.subvol(), need)?;
-        let mut guard = dir.write();
-        check_dir(&guard)?;
-        if dir::find(&guard, name)?.map(|e| e.0) != Some(Target::Subvol(id)) {
-            return Err(FsError::NotFound);
-        }
-        rules::take_entry(guard.fields())?;
-        let now = self.core().now();
-        dir::remove_item(&mut guard, &h, name)?;
-        self.core().poison_on_error(|| remove_index(&mut guard, &h, name, None))?;
-        stamp(&mut guard, &h, now);
-        Ok(())
+        if self.remove_bare_entry(dir, name, Target::Subvol(id))? { Ok(()) } else { Err(FsError::NotFound) }
     }
 
     fn delete_subvol(&self, id: TreeId, only_if_empty: bool) -> Result<(), FsError> {
@@ -66,8 +53,9 @@ impl Fs {
                 return Err(FsError::NotEmpty);
             }
             let item = subvol.root_item().ok_or(FsError::NotFound)?;
+            let index = dir::index_of(&dir.read(), (&place.name, Target::Subvol(id)), Some(place.sequence))?;
             s.orphan_tree(id)?;
-            self.core().poison_on_error(|| self.leave(s, &dir, &place, id, &item))?;
+            self.core().poison_on_error(|| self.leave(s, &dir, (&place.name, index), id, &item))?;
             subvol.set_deleted();
             self.core().subvols.lock().remove(id);
             Ok(())
@@ -81,13 +69,25 @@ impl Fs {
         &self,
         s: &Staged<'_>,
         dir: &InodeRef,
-        place: &RootPlace,
+        (name, index): (&[u8], Option<u64>),
         id: TreeId,
         item: &RootItem,
     ) -> Result<(), FsError> {
         let mut guard = dir.write();
-        dir::remove_item(&mut guard, s, &place.name)?;
-        remove_index(&mut guard, s, &place.name, Some(place.sequence))?;
+        let place = dir::Place::of(&guard, name)?;
+        // Damage may have taken either.
+        let is_found = place.target() == Some(Target::Subvol(id));
+        if is_found {
+            dir::remove_at(&mut guard, s, place, name)?;
+        }
+        if let Some(index) = index {
+            // As with the removal of a file's name.
+            dir::learn_next_index(&mut guard)?;
+            guard.delete(s, ItemType::DIR_INDEX, index);
+        }
+        if !is_found || index.is_none() {
+            dir::recount(&mut guard, s);
+        }
         stamp(&mut guard, s, self.core().now());
         drop(guard);
         self.remove_root_ref(s, dir.tree(), id)?;

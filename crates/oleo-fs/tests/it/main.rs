@@ -12,6 +12,7 @@ mod flushing;
 mod full;
 mod growing;
 mod half_dropped;
+mod halves;
 mod in_steps;
 mod log_kernel;
 mod many_subvolumes;

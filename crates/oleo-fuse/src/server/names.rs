@@ -108,13 +108,14 @@ impl Server {
 
     pub(super) fn unlink(&self, dir: u64, name: &[u8]) -> Answer {
         let dir = self.inode(dir)?;
-        self.fs.unlink(&dir, name).map_err(|e| self.errno("unlink", &e))?;
+        // The kernel asks only for names that it has seen.
+        self.fs.remove_entry(&dir, name, false).map_err(|e| self.errno("unlink", &e))?;
         self.keep_names(&[&dir])
     }
 
     pub(super) fn rmdir(&self, dir: u64, name: &[u8]) -> Answer {
         let dir = self.inode(dir)?;
-        self.fs.rmdir(&dir, name).map_err(|e| self.errno("rmdir", &e))?;
+        self.fs.remove_entry(&dir, name, true).map_err(|e| self.errno("rmdir", &e))?;
         self.keep_names(&[&dir])
     }
 

@@ -73,11 +73,7 @@ impl Replay<'_> {
         let found = dir::find(parent, name)?;
         if found.is_some_and(|(target, _)| target == Target::Inode(child.ino())) {
             dir::remove_item(parent, self.handle, name)?;
-            let at = match hint {
-                Some(index) if entry_at(parent, index)?.is_some_and(|e| e.name == name) => Some(index),
-                _ => dir::index_of(parent, name)?,
-            };
-            if let Some(index) = at {
+            if let Some(index) = dir::index_of(parent, (name, Target::Inode(child.ino())), hint)? {
                 parent.delete(self.handle, ItemType::DIR_INDEX, index);
             }
         }
@@ -124,7 +120,7 @@ impl Replay<'_> {
         }
         let (found, at_index) = {
             let guard = dir.read();
-            (dir::find(&guard, &name)?.map(|e| e.0), entry_at(&guard, index)?.map(|e| e.target))
+            (dir::find(&guard, &name)?.map(|e| e.0), dir::entry_at(&guard, index)?.map(|e| e.target))
         };
         if found == Some(target) && at_index == Some(target) {
             return Ok(());
@@ -208,7 +204,7 @@ impl Replay<'_> {
         let target = Target::Inode(child.ino());
         let found = dir::find(&dir.read(), &name.name)?.map(|e| e.0);
         if found == Some(target) {
-            let there = entry_at(&dir.read(), name.index)?;
+            let there = dir::entry_at(&dir.read(), name.index)?;
             let known = there.is_some_and(|e| e.name == name.name && e.target == target)
                 && refs::all_in(&child.read(), dir.ino(), &name.name)?.contains(name);
             if known {
@@ -325,9 +321,4 @@ impl Replay<'_> {
         }
         Ok(())
     }
-}
-
-/// The entry at an index of a directory.
-fn entry_at(dir: &dyn Items, index: u64) -> Result<Option<DirEntryInfo>, FsError> {
-    dir.get(ItemType::DIR_INDEX, index)?.map(|item| dir::info(index, &item)).transpose()
 }
