@@ -304,7 +304,7 @@ kinds! {
     UuidMissing = "uuid-missing",
     /// A uuid that leads to a subvolume with another uuid, or to none.
     UuidStale = "uuid-stale",
-    /// The status item of quota is missing, or lacks what simple quota needs.
+    /// The status item of quota is missing, of another version or transaction, or lacks what simple quota needs.
     QgroupStatus = "qgroup-status",
     /// A subvolume without quota group, or a group with one of its two items only.
     QgroupItem = "qgroup-item",

@@ -8,8 +8,9 @@
 //! their headers, unless they are older than the quotas.
 //!
 //! Not reported: groups of subvolumes that are gone (the kernel keeps them); any number while a rescan runs or while
-//! quota is marked inconsistent; with full quotas also if the status is of another transaction (the kernel marks it at
-//! the next mount) or a subvolume is half deleted (the kernel no longer counts it, but its blocks still refer).
+//! quota is marked inconsistent; with full quotas also if a subvolume is half deleted (the kernel no longer counts it, but
+//! its blocks still refer), or if the status is of another transaction: that is a warning by itself, as the kernel marks
+//! quota as inconsistent at the next mount.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +21,10 @@ use super::roots::Roots;
 use crate::finding::Kind;
 use crate::input::{Owned, Share, Used};
 
+/// The version of a status that kernels understand (`BTRFS_QGROUP_STATUS_VERSION`); with another they mount the volume and switch quota off.
+const VERSION: u64 = 1;
+/// The key of the status.
+const STATUS: Key = Key::new(0, ItemType::QGROUP_STATUS, 0);
 /// The level of a group is in the upper 16 bits of its number.
 const LEVEL_SHIFT: u32 = 48;
 
@@ -56,8 +61,7 @@ impl Qgroups {
     /// Checks the tree after all its items. Without `used` the numbers are not compared.
     pub(super) fn check(&self, c: &Context<'_>, roots: &Roots, used: Option<&Used>) {
         let Some(status) = &self.status else {
-            let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
-            c.error(Kind::QgroupStatus, key, "a quota tree without status", "a status item");
+            c.error(Kind::QgroupStatus, STATUS, "a quota tree without status", "a status item");
             return;
         };
         if !status.flags.contains(QgroupStatusFlags::ON) {
@@ -66,8 +70,14 @@ impl Qgroups {
         let simple = status.flags.contains(QgroupStatusFlags::SIMPLE_MODE);
         // Later kernels have the field without simple quota, too.
         if simple && status.enable_gen.is_none() {
-            let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
-            c.error(Kind::QgroupStatus, key, "simple quota without `enable_gen`", "the longer form");
+            c.error(Kind::QgroupStatus, STATUS, "simple quota without `enable_gen`", "the longer form");
+        }
+        if status.version != VERSION {
+            c.warning(Kind::QgroupStatus, STATUS, format_args!("version {}", status.version), VERSION);
+        }
+        if !simple && status.generation != c.generation {
+            let have = format_args!("numbers of transaction {}", status.generation);
+            c.warning(Kind::QgroupStatus, STATUS, have, format_args!("of {}; a rescan counts anew", c.generation));
         }
         self.check_items(c, roots);
         let members = self.check_relations(c);
