@@ -187,11 +187,21 @@ pub(crate) fn check_free_space(cx: &Context<'_>, groups: &[Group], extents: &Ext
     // ever allocated there again.
     let first = groups.first().map_or(0, |group| group.start);
     let (leftovers, mut rest) = free.split_at(free.partition_point(|item| at(item) < first));
+    let mut leftover = 0..0;
     for item in leftovers {
-        if let FreeItem::Info(at, len, ..) = *item {
-            let have = format_args!("{at}+{len}").to_string();
-            cx.warn(Kind::FreeSpaceLeftover, free_place(at), have, "inside a block group");
-        }
+        let (kind, at, len) = match *item {
+            FreeItem::Info(at, len, ..) => {
+                leftover = at..at.saturating_add(len);
+                (Kind::FreeSpaceLeftover, at, len)
+            }
+            FreeItem::Extent(at, len) | FreeItem::Bitmap(at, len)
+                if !leftover.contains(&at) || at.saturating_add(len) > leftover.end =>
+            {
+                (Kind::FreeSpaceStray, at, len)
+            }
+            _ => continue,
+        };
+        cx.warn(kind, free_place(at), format_args!("{at}+{len}").to_string(), "inside a block group");
     }
     for group in groups {
         let end = group.start.saturating_add(group.len);

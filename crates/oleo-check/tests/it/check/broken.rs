@@ -686,7 +686,7 @@ fn checksums_of_a_log() {
 }
 
 /// Goal: what old versions of mkfs.btrfs have left is sound: a root directory in the uuid tree; entries of the free-space tree
-/// for block groups before the first are worth a warning.
+/// for block groups before the first are worth a warning, and so is an extent without one.
 #[test]
 fn leftovers_of_mkfs() {
     let disk = disk();
@@ -700,6 +700,11 @@ fn leftovers_of_mkfs() {
     assert!(key.objectid >= MIB);
     disk.insert(TreeId::FREE_SPACE, Key { objectid: 4096, offset: 8192, ..key }, item);
     expect(&disk, &[Kind::FreeSpaceLeftover]);
+    let extent = |at: u64, len| Key::new(at, ItemType::FREE_SPACE_EXTENT, len);
+    disk.insert(TreeId::FREE_SPACE, extent(8192, 4096), Vec::new());
+    expect(&disk, &[Kind::FreeSpaceLeftover]);
+    disk.insert(TreeId::FREE_SPACE, extent(16384, 4096), Vec::new());
+    expect(&disk, &[Kind::FreeSpaceLeftover, Kind::FreeSpaceStray]);
     assert!(!disk.check().has_errors());
 }
 
