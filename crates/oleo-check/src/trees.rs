@@ -8,8 +8,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use oleo_format::{
-    CheckedNode, Chunk, DevExtent, DevItem, FileExtentItem, FreeSpaceInfo, ItemType, Key, Logical, TreeId, bitmap_runs,
-    data_use,
+    CheckedNode, Chunk, DevExtent, DevItem, FileExtentItem, FreeSpaceInfo, HeaderFlags, ItemType, Key, Logical, TreeId,
+    bitmap_runs, data_use,
 };
 
 use crate::csums::Csums;
@@ -143,8 +143,8 @@ impl Visitor for TreeVisitor<'_, '_> {
             check_record(self.cx, at, visit.tree.tree, node.level(), visit.generation, record);
         }
         let full = record.is_some_and(|r| r.kind == ExtentKind::FullBlock);
-        if let Some(record) = record.filter(|r| r.kind == ExtentKind::Block && visit.class.is_shared()) {
-            self.check_owner(node, record);
+        if let Some(record) = record.filter(|_| visit.class.is_shared()) {
+            self.check_owner(node, visit, record);
         }
         if self.cx.sets.is_on() && visit.class == Class::Files {
             out.set_blocks.push(visit.set);
@@ -188,6 +188,9 @@ pub(crate) fn check_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, g
     if record.level != level {
         cx.error(Kind::ExtentLevel, place.clone(), record.level, level);
     }
+    if record.kind == ExtentKind::FullBlock && !Class::of(tree).is_shared() {
+        cx.error(Kind::ExtentFlags, place.clone(), "full backrefs", "none, as no other tree shares the block");
+    }
     if record.generation > cx.env.sb.generation.get() {
         // The kernel refuses the block with the record.
         cx.error(Kind::ExtentGeneration, place, record.generation, generation);
@@ -201,11 +204,24 @@ impl TreeVisitor<'_, '_> {
     /// Readers that look for the users of a block without full backrefs search the tree that owns it. A subvolume that
     /// is being deleted may have half of its blocks changed to full backrefs. A block that another one references by
     /// address may belong to the owner through that block: relocation (the kernel's, too) leaves it so if it moved the
-    /// upper block alone.
-    fn check_owner(&self, node: &CheckedNode, record: &Extent) {
+    /// upper block alone. A block gets full backrefs when its owner stops using it, or from relocation, which marks it.
+    fn check_owner(&self, node: &CheckedNode, visit: &Visit<'_>, record: &Extent) {
         let owner = node.owner();
-        if !record.may_have_root(owner) && !self.dying.contains(&owner) {
-            let place = Place { tree: Some(owner), block: Some(node.logical()), ..Place::default() };
+        if self.dying.contains(&owner) {
+            return;
+        }
+        let place = || Place { tree: Some(owner), block: Some(node.logical()), ..Place::default() };
+        if record.kind == ExtentKind::FullBlock {
+            if visit.class == Class::Files && owner == visit.tree.tree && !node.flags().contains(HeaderFlags::RELOC) {
+                self.cx.error(
+                    Kind::ExtentFlags,
+                    place(),
+                    "full backrefs",
+                    "none, as the tree that owns the block has it",
+                );
+            }
+        } else if !record.may_have_root(owner) {
+            let place = place();
             let have = format!("owner {owner}, which has no reference to it, without full backrefs");
             self.cx.error(Kind::BlockOwner, place, have, "a tree that has it, or full backrefs");
         }
