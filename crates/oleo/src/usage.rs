@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use oleo_format::{BlockGroupFlags, ByteLen};
 use oleo_fs::data::ExtentKind;
 use oleo_fs::{Descent, FileKind, InodeRef};
-use oleo_volume::Profile;
+use oleo_volume::{ChunkWant, Outlook, Profile};
 
 use crate::{Image, Result};
 
@@ -37,6 +37,10 @@ impl GroupUsage {
         }
     }
 }
+
+/// So many chunks are placed to see how much fits: some hundred microseconds. With more to come, what the last ones leave is less than a
+/// hundredth of the space.
+const CHUNKS_PLACED: u64 = 256;
 
 /// What a file, or everything below a directory, takes on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -80,12 +84,27 @@ impl Image {
         let (net, raw) = net_of_raw(data, count);
         let total = scaled(total_raw, net, raw);
         let engine = self.fs().engine();
-        let fits = self.volume().unallocated(data);
+        let fits = self.fits(data);
         let available = engine.data_free() + fits;
         let unallocated: u64 = devices.iter().map(|d| d.total.0.saturating_sub(d.used.0)).sum();
         let stranded = scaled(unallocated, net, raw).saturating_sub(fits.0);
         let free = total.saturating_sub(data_used + scaled(other_raw, net, raw) + stranded);
         SpaceSummary { total: ByteLen(total), free: ByteLen(free), available: available.min(ByteLen(free)) }
+    }
+
+    /// Bytes that new block groups of these flags can have in all. If there are not too many to come, each is placed; otherwise what the last
+    /// ones leave between them counts, too.
+    fn fits(&self, flags: BlockGroupFlags) -> ByteLen {
+        let all = self.volume().unallocated(flags);
+        let ask = ChunkWant::new(flags);
+        match self.volume().propose_chunk(&ask) {
+            Ok(plan) if plan.map.len.0 >= all.0 / CHUNKS_PLACED => {
+                let (chunks_max, none) = (2 * CHUNKS_PLACED as u32, ByteLen(0));
+                let outlook = Outlook { flags, taken: None, first: None, chunks_max, len_min: none, lost: none };
+                self.volume().outlook(&outlook).min(all)
+            }
+            _ => all,
+        }
     }
 
     /// Space by type and profile, in the order of the flags.

@@ -35,9 +35,13 @@ fn fill(dir: &Path) -> u64 {
 #[test]
 fn no_more_is_promised_than_fits() {
     let Some(oracle) = oracle() else { return };
-    for (profile, sizes, fits) in
-        [("raid1", [1, 1, 4], 2), ("raid1c3", [1, 2, 4], 1), ("raid5", [1, 1, 4], 2), ("single", [1, 1, 2], 4)]
-    {
+    for (profile, sizes, fits) in [
+        ("raid1", [1, 1, 4], 2),
+        ("raid1", [2, 2, 2], 3),
+        ("raid1c3", [1, 2, 4], 1),
+        ("raid5", [1, 1, 4], 2),
+        ("single", [1, 1, 2], 4),
+    ] {
         let what = format!("{profile} on {sizes:?}");
         let scratch = oracle.scratch().unwrap();
         let images: Vec<PathBuf> =
