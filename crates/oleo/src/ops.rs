@@ -170,9 +170,35 @@ impl Image {
     /// # Errors
     /// There is nothing of that name, or it is a directory and only one thing shall go.
     pub fn remove(&self, start: &InodeRef, path: impl ImagePath, depth: Depth) -> Result<()> {
-        let path = path.path_bytes();
+        self.remove_as(start, path.path_bytes(), depth, |_, _| Ok(None))
+    }
+
+    /// The same, also of a name that its directory lists but does not find, which damage leaves. If the name is not found, it goes through the whole
+    /// directory.
+    ///
+    /// # Errors
+    /// Those of [`remove`](Image::remove).
+    pub fn remove_listed(&self, start: &InodeRef, path: impl ImagePath, depth: Depth) -> Result<()> {
+        self.remove_as(start, path.path_bytes(), depth, |dir, name| self.fs().listed(dir, name))
+    }
+
+    fn remove_as(
+        &self,
+        start: &InodeRef,
+        path: &[u8],
+        depth: Depth,
+        listed: impl Fn(&InodeRef, &[u8]) -> std::result::Result<Option<DirEntryInfo>, FsError>,
+    ) -> Result<()> {
         let (dir, name) = self.find_parent(start, path)?;
-        let found = self.found_or_listed(&dir, name).at(|| shown(path))?;
+        let found = match self.fs().lookup(&dir, name) {
+            // An entry whose inode is missing.
+            Err(FsError::Corruption(_)) => None,
+            Ok(None) => {
+                let entry = listed(&dir, name).and_then(|entry| entry.ok_or(FsError::NotFound)).at(|| shown(path))?;
+                self.fs().open_entry(&dir, &entry)?
+            }
+            found => found.at(|| shown(path))?,
+        };
         let kind = found.as_ref().map(|inode| self.fs().attr(inode).kind);
         if kind.is_none_or(|kind| kind != FileKind::Dir) {
             match self.fs().remove_entry(&dir, name, false) {
@@ -188,14 +214,18 @@ impl Image {
         let mut descent = Descent::new(&inode);
         let mut way = vec![(dir, name.to_vec(), inode, Listing::default())];
         while let Some((parent, name, dir, listing)) = way.last_mut() {
-            let Some(entry) = listing.next(self.fs(), dir)? else {
-                if listing.rewind() {
-                    // There may be new ones.
-                    continue;
-                }
-                self.fs().remove_entry(parent, name, true).at(|| shown(name))?;
-                way.pop();
-                continue;
+            let entry = match listing.next(self.fs(), dir)? {
+                Some(entry) => entry,
+                // There may be new ones.
+                None if listing.rewind() => continue,
+                None => match (self.fs().remove_entry(parent, name, true), self.fs().unlisted(dir)) {
+                    (Err(FsError::NotEmpty), Ok(Some(unlisted))) => unlisted,
+                    (removed, _) => {
+                        removed.at(|| shown(name))?;
+                        way.pop();
+                        continue;
+                    }
+                },
             };
             if entry.kind != FileKind::Dir {
                 self.fs().remove_entry(dir, &entry.name, false).at(|| shown(&entry.name))?;
@@ -214,19 +244,6 @@ impl Image {
             way.push((dir, entry.name, child, Listing::default()));
         }
         Ok(())
-    }
-
-    /// What a name leads to, also one that its directory lists but does not find; `None` for an entry whose inode is missing. Such names are left
-    /// by damage.
-    fn found_or_listed(&self, dir: &InodeRef, name: &[u8]) -> std::result::Result<Option<InodeRef>, FsError> {
-        match self.fs().lookup(dir, name) {
-            Ok(None) => {
-                let entry = self.fs().listed(dir, name)?.ok_or(FsError::NotFound)?;
-                self.fs().open_entry(dir, &entry)
-            }
-            Err(FsError::Corruption(_)) => Ok(None),
-            found => found,
-        }
     }
 
     /// Renames or moves within the image; a file of the new name is replaced.

@@ -26,7 +26,7 @@ impl Args {
         let start = self.subvol.start(&image)?;
         let depth = if self.recursive { Depth::Tree } else { Depth::One };
         for path in &self.paths {
-            image.remove(&start, &path.0, depth)?;
+            image.remove_listed(&start, &path.0, depth)?;
         }
         image.sync()?;
         image.clean()?;

@@ -481,3 +481,18 @@ pub(crate) fn first_index(dir: &dyn Items, name: &[u8]) -> Result<Option<DirEntr
     })?;
     Ok(found)
 }
+
+/// The first entry of a directory's DIR_ITEMs that is found by its name; it is given no index.
+pub(crate) fn first_found(dir: &dyn Items) -> Result<Option<DirEntryInfo>, FsError> {
+    let mut found = None;
+    dir.walk(ItemType::DIR_ITEM, 0, u64::MAX, Direction::Up, &mut |hash, bytes| {
+        let hashed = |entry: &Entry<'_>| u64::from(dir_hash(entry.name)) == hash;
+        let entry = entries(bytes).map_while(Result::ok).find(hashed);
+        found = entry.and_then(|entry| {
+            let (target, kind) = find_in(Some(bytes), entry.name).ok()??;
+            Some(DirEntryInfo { name: entry.name.to_vec(), index: 0, target, kind })
+        });
+        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    Ok(found)
+}

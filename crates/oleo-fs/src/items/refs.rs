@@ -137,6 +137,11 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// Whether other names are in the same item.
+    pub(crate) fn has_others(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
     /// Removes the name. None of the inode's names has changed since it was found.
     pub(crate) fn remove(self, inode: &mut WriteGuard<'_>, h: &dyn Joined) {
         inode.state_mut().moved = h.generation();

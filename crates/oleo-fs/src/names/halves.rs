@@ -39,7 +39,7 @@ impl Fs {
             None => dir::recount(&mut guard, &h),
         }
         stamp(&mut guard, &h, self.core().now());
-        if let Target::Inode(_) = target {
+        if matches!(target, Target::Inode(_)) || index.is_none() {
             self.engine().disable_log(h.generation());
         }
         Ok(true)
@@ -52,9 +52,19 @@ impl Fs {
     /// Those of `unlink` or `rmdir`.
     pub fn remove_entry(&self, dir: &InodeRef, name: &[u8], directory: bool) -> Result<(), FsError> {
         match if directory { self.rmdir(dir, name) } else { self.unlink(dir, name) } {
-            Err(FsError::NotFound) => self.remove_listed(dir, name, directory),
+            Err(FsError::NotFound) => {
+                self.remove_listed(dir, name, directory)?;
+                self.keep_names(dir)
+            }
             removed => removed,
         }
+    }
+
+    /// An entry that a directory finds but does not list, if there is one: its DIR_INDEX is missing. Asked of a directory whose list is empty.
+    pub fn unlisted(&self, dir: &InodeRef) -> Result<Option<DirEntryInfo>, FsError> {
+        let guard = dir.read();
+        guard.alive()?;
+        dir::first_found(&guard)
     }
 
     /// The first entry of a name in a directory's list, by going through it.
@@ -78,6 +88,7 @@ impl Fs {
             }
             let child = match listed.target {
                 Target::Inode(ino) => self.core().inode(dir.subvol(), ino)?,
+                Target::Subvol(id) if self.is_subvol_here(dir, name, id)? => return self.remove_subvol(id),
                 Target::Subvol(_) => None,
             };
             if let Some(evict) = self.remove_listed_once(dir, &listed, child.as_ref())? {
@@ -106,15 +117,23 @@ impl Fs {
         inodes.extend(child);
         let mut locked = lock_all(&inodes);
         check_dir(locked.of(dir))?;
-        if dir::find(locked.of(dir), &listed.name)?.is_some()
-            || dir::entry_at(locked.of(dir), listed.index)?.as_ref() != Some(listed)
-        {
+        if dir::find(locked.of(dir), &listed.name)?.is_some() {
+            // It has been made meanwhile, or whatever was not found is not the name.
+            return Err(FsError::NotFound);
+        }
+        if dir::entry_at(locked.of(dir), listed.index)?.as_ref() != Some(listed) {
             return Ok(None);
         }
         rules::take_entry(locked.of(dir).fields())?;
-        let mut own = None;
+        let (mut own, mut others) = (None, 0);
         if let Some(child) = child {
-            own = refs::find(locked.of(child), dir.ino(), &listed.name)?.filter(|own| own.index == listed.index);
+            own = refs::find(locked.of(child), dir.ino(), &listed.name)?;
+            // Unless it is that of another entry of the name.
+            if let Some(index) = own.as_ref().map(|own| own.index).filter(|index| *index != listed.index) {
+                let other = dir::entry_at(locked.of(dir), index)?;
+                own = own.filter(|_| !other.is_some_and(|o| o.name == listed.name && o.target == listed.target));
+            }
+            others = refs::all(locked.of(child))?.len().saturating_sub(usize::from(own.is_some())) as u32;
             rules::change(locked.of(child).fields())?;
             if own.is_some() && locked.of(child).fields().kind() == FileKind::Dir && !dir::is_empty(locked.of(child))? {
                 return Err(FsError::NotEmpty);
@@ -129,6 +148,6 @@ impl Fs {
         self.engine().disable_log(h.generation());
         let (Some(child), Some(own)) = (child, own) else { return Ok(Some(false)) };
         own.remove(locked.of(child), &h);
-        self.core().poison_on_error(|| drop_name(locked.of(child), &h, None, now)).map(Some)
+        self.core().poison_on_error(|| drop_name(locked.of(child), &h, (None, others), now)).map(Some)
     }
 }

@@ -207,9 +207,10 @@ impl Fs {
         let now = core.now();
         let evict = core.poison_on_error(|| {
             dir::remove_at(locked.of(dir), &h, place, name)?;
+            let others = leaving.others;
             leaving.remove(&mut locked, &h, dir, Some(child));
             stamp(locked.of(dir), &h, now);
-            drop_name(locked.of(child), &h, remains.as_ref(), now)
+            drop_name(locked.of(child), &h, (remains.as_ref(), others), now)
         })?;
         Ok(Some(evict))
     }
@@ -249,15 +250,15 @@ impl Fs {
     }
 }
 
-/// One name less. True when the inode must be evicted.
+/// One name less; the inode is known to have `others`. True when the inode must be evicted.
 pub(crate) fn drop_name(
     inode: &mut WriteGuard<'_>,
     h: &dyn Joined,
-    remains: Option<&Remains>,
+    (remains, others): (Option<&Remains>, u32),
     now: Time,
 ) -> Result<bool, FsError> {
     let fields = inode.fields_mut(h);
-    fields.nlink = fields.nlink.saturating_sub(1);
+    fields.nlink = fields.nlink.saturating_sub(1).max(others);
     fields.ctime = now;
     fields.sequence += 1;
     if fields.nlink == 0 { orphan::last_name_gone(inode, h, remains) } else { Ok(false) }
@@ -270,8 +271,10 @@ pub(crate) struct Leaving {
     own: Option<refs::Found>,
     /// Where the DIR_INDEX is.
     index: Option<u64>,
-    /// One of them is missing. A log cannot tell that such an entry went.
+    /// One of them is missing, or the inode names another place. A log cannot tell that such an entry went.
     is_half: bool,
+    /// Names that the inode has beside this one, if its count of names may be wrong.
+    pub(crate) others: u32,
 }
 
 impl Leaving {
@@ -292,8 +295,15 @@ impl Leaving {
         let index = dir::index_of(locked.of(dir), (name, target), known)?;
         // An index that was freed is not given out again in the same transaction: a log refers to entries that went and came by their indices.
         dir::learn_next_index(locked.of(dir))?;
-        let is_half = index.is_none() || child.is_some() && own.is_none();
-        Ok(Leaving { own, index, is_half })
+        let is_half = index.is_none() || child.is_some() && own.as_ref().map(|own| own.index) != index;
+        let mut others = 0;
+        if let Some(child) = child {
+            let child = locked.of(child);
+            if is_half || child.fields().nlink <= 1 && own.as_ref().is_some_and(refs::Found::has_others) {
+                others = refs::all(child)?.len().saturating_sub(usize::from(own.is_some())) as u32;
+            }
+        }
+        Ok(Leaving { own, index, is_half, others })
     }
 
     /// Removes them. The DIR_ITEM has been removed.
@@ -310,8 +320,10 @@ impl Leaving {
         if let Some(index) = self.index {
             locked.of(dir).delete(h, ItemType::DIR_INDEX, index);
         }
-        if self.is_half {
+        if self.index.is_none() {
             dir::recount(locked.of(dir), h);
+        }
+        if self.is_half {
             dir.core().engine().disable_log(h.generation());
         }
     }

@@ -199,6 +199,7 @@ impl Fs {
             let dst_place = apart.then_some(dst_place);
             let mut evict = None;
             if let (Some(target), Some(leaving)) = (&target, dst_leaving) {
+                let others = leaving.others;
                 self.detach(&mut locked, &h, plan.dst_dir, (plan.dst, dst_place), target, leaving)?;
                 match (target, plan.mode) {
                     (_, RenameMode::Exchange) => {
@@ -206,7 +207,7 @@ impl Fs {
                         self.attach(&mut locked, &h, plan.src_dir, plan.src, None, (target, kind), now)?;
                     }
                     (Moved::Inode(old), _) => {
-                        if drop_name(locked.of(old), &h, remains.as_ref(), now)? {
+                        if drop_name(locked.of(old), &h, (remains.as_ref(), others), now)? {
                             evict = Some(old.clone());
                         }
                     }
@@ -236,8 +237,8 @@ impl Fs {
     fn movable(&self, dir: &InodeRef, name: &[u8], target: Target) -> Result<Option<Moved>, FsError> {
         match target {
             Target::Inode(ino) => match self.core().inode(dir.subvol(), ino)? {
-                Some(inode) => Ok(Some(Moved::Inode(inode))),
-                None => self.check_dangling(dir, name, target).map(|()| None),
+                Some(inode) if !inode.read().state().gone => Ok(Some(Moved::Inode(inode))),
+                _ => self.check_dangling(dir, name, target).map(|()| None),
             },
             Target::Subvol(id) if self.is_subvol_here(dir, name, id)? => Ok(Some(Moved::Subvol(id))),
             Target::Subvol(id) => Ok(Some(Moved::EmptySubvolDir(id))),

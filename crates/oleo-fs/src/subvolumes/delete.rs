@@ -18,9 +18,14 @@ impl Fs {
         self.delete_subvol(id, false)
     }
 
+    /// The same for an empty one.
+    pub(crate) fn remove_subvol(&self, id: TreeId) -> Result<(), FsError> {
+        self.delete_subvol(id, true)
+    }
+
     pub(crate) fn remove_subvol_entry(&self, dir: &InodeRef, name: &[u8], id: TreeId) -> Result<(), FsError> {
         if self.is_subvol_here(dir, name, id)? {
-            return self.delete_subvol(id, true);
+            return self.remove_subvol(id);
         }
         // The empty directory in place of a subvolume that is elsewhere: an entry and nothing more.
         if self.remove_bare_entry(dir, name, Target::Subvol(id))? { Ok(()) } else { Err(FsError::NotFound) }
@@ -53,9 +58,14 @@ impl Fs {
                 return Err(FsError::NotEmpty);
             }
             let item = subvol.root_item().ok_or(FsError::NotFound)?;
-            let index = dir::index_of(&dir.read(), (&place.name, Target::Subvol(id)), Some(place.sequence))?;
+            let entry = {
+                let mut guard = dir.write();
+                dir::learn_next_index(&mut guard)?;
+                let index = dir::index_of(&guard, (&place.name, Target::Subvol(id)), Some(place.sequence))?;
+                (dir::Place::of(&guard, &place.name)?, index)
+            };
             s.orphan_tree(id)?;
-            self.core().poison_on_error(|| self.leave(s, &dir, (&place.name, index), id, &item))?;
+            self.core().poison_on_error(|| self.leave(s, &dir, (&place.name, entry), id, &item))?;
             subvol.set_deleted();
             self.core().subvols.lock().remove(id);
             Ok(())
@@ -69,20 +79,18 @@ impl Fs {
         &self,
         s: &Staged<'_>,
         dir: &InodeRef,
-        (name, index): (&[u8], Option<u64>),
+        (name, (place, index)): (&[u8], (dir::Place, Option<u64>)),
         id: TreeId,
         item: &RootItem,
     ) -> Result<(), FsError> {
         let mut guard = dir.write();
-        let place = dir::Place::of(&guard, name)?;
+        let place = place.confirmed_by(&guard, name)?;
         // Damage may have taken either.
         let is_found = place.target() == Some(Target::Subvol(id));
         if is_found {
             dir::remove_at(&mut guard, s, place, name)?;
         }
         if let Some(index) = index {
-            // As with the removal of a file's name.
-            dir::learn_next_index(&mut guard)?;
             guard.delete(s, ItemType::DIR_INDEX, index);
         }
         if !is_found || index.is_none() {

@@ -25,6 +25,8 @@ enum Missing {
     DirIndex,
     /// The DIR_INDEX, and the inode has that of its neighbour.
     OthersIndex,
+    /// Nothing, but the inode has the neighbour's.
+    WrongIndex,
     InodeRef,
     Inode,
     /// Nothing, but the DIR_INDEX and the inode have [`OTHER_NAME`].
@@ -32,8 +34,8 @@ enum Missing {
 }
 
 /// Those of which the name is one.
-const MISSING: [Missing; 5] =
-    [Missing::DirItem, Missing::DirIndex, Missing::OthersIndex, Missing::InodeRef, Missing::Inode];
+const MISSING: [Missing; 6] =
+    [Missing::DirItem, Missing::DirIndex, Missing::OthersIndex, Missing::WrongIndex, Missing::InodeRef, Missing::Inode];
 
 /// What is done about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,10 +92,11 @@ fn halved(image: &Path, kind: NewKind<'_>, missing: Missing) -> Result<()> {
             vec![Change::delete(Key::new(dir_ino, ItemType::DIR_ITEM, u64::from(dir_hash(NAME))))]
         }
         Missing::DirIndex => vec![Change::delete(of_index)],
-        Missing::OthersIndex => {
+        Missing::OthersIndex | Missing::WrongIndex => {
             let head = oleo_format::InodeRef { index: after.into(), name_len: (NAME.len() as u16).into() };
             let bytes = [zerocopy::IntoBytes::as_bytes(&head), NAME].concat();
-            vec![Change::delete(of_index), Change { key: own, op: oleo_tree::Op::Put(bytes.into()) }]
+            let put = Change { key: own, op: oleo_tree::Op::Put(bytes.into()) };
+            if missing == Missing::WrongIndex { vec![put] } else { vec![Change::delete(of_index), put] }
         }
         Missing::Spelling => {
             let head = oleo_format::InodeRef { index: index.into(), name_len: (NAME.len() as u16).into() };
@@ -229,6 +232,57 @@ fn a_name_of_two_spellings() -> Result<()> {
             drop((dir, fs));
             oracle.must_be_sound(&[&image], &format!("{names:?}, {:?}", kind.kind()))?;
         }
+    }
+    Ok(())
+}
+
+/// Goal: removing an entry whose inode does not know the name leaves the inode to the name that it knows, as does removing one of two names whose
+/// inode counts one.
+/// Method: an entry that leads to a neighbour's inode; a file with two names and a count of one.
+#[test]
+fn an_inode_keeps_its_other_name() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("other", 128 << 20)?;
+    oleo_mkfs::make(&[device(&image)?], &MkfsOptions::default())?;
+    let fs = open(&image)?;
+    let root = fs.root(TreeId::FS)?;
+    let dir = fs.create(&root, b"dir", &NewInode::new(NewKind::Dir, 0o755))?;
+    let file = fs.create(&dir, OTHERS[0], &NewInode::new(NewKind::File, 0o600))?;
+    fs.link(&file, &dir, NAME)?;
+    let (ino, dir_ino) = (file.ino().0, dir.ino().0);
+    let index = fs.listed(&dir, OTHERS[0])?.context("listed")?.index;
+    fs.sync()?;
+    drop((file, dir, root, fs));
+    for forget in [false, true] {
+        let copy = scratch.path().join("copy");
+        std::fs::copy(&image, &copy)?;
+        let engine = engine(device(&copy)?)?;
+        let key = Key::inode(oleo_format::Ino(ino));
+        let tree = engine.root(TreeId::FS)?.context("the top's tree")?;
+        let mut inode = oleo_format::InodeItem::default();
+        engine.blocks().scan(&tree, key, key, |_, bytes| {
+            inode = *oleo_format::InodeItem::parse(bytes)?;
+            Ok::<_, oleo_txn::TxnError>(std::ops::ControlFlow::Continue(()))
+        })?;
+        inode.nlink = 1.into();
+        let put = |key, bytes: Vec<u8>| Change { key, op: oleo_tree::Op::Put(bytes.into()) };
+        let mut changes = vec![put(key, zerocopy::IntoBytes::as_bytes(&inode).to_vec())];
+        if forget {
+            let head = oleo_format::InodeRef { index: index.into(), name_len: (OTHERS[0].len() as u16).into() };
+            let bytes = [zerocopy::IntoBytes::as_bytes(&head), OTHERS[0]].concat();
+            changes.push(put(Key::new(ino, ItemType::INODE_REF, dir_ino), bytes));
+        }
+        engine.stage(|s| s.put(TreeId::FS, &changes))?;
+        engine.commit()?;
+        drop(engine);
+        let fs = open(&copy)?;
+        let dir = self::dir(&fs)?;
+        fs.unlink(&dir, NAME)?;
+        ensure!(listed(&fs, &dir)? == [OTHERS[0]], "{forget}");
+        fs.sync()?;
+        drop((dir, fs));
+        oracle.must_be_sound(&[&copy], &format!("one name left, {forget}"))?;
     }
     Ok(())
 }
