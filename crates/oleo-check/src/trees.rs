@@ -212,7 +212,7 @@ impl TreeVisitor<'_, '_> {
         }
         let place = || Place { tree: Some(owner), block: Some(node.logical()), ..Place::default() };
         if record.kind == ExtentKind::FullBlock {
-            if visit.class == Class::Files && owner == visit.tree.tree && !node.flags().contains(HeaderFlags::RELOC) {
+            if is_files(visit.class) && owner == visit.tree.tree && !node.flags().contains(HeaderFlags::RELOC) {
                 self.cx.error(
                     Kind::ExtentFlags,
                     place(),

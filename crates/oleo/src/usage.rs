@@ -94,7 +94,7 @@ impl Image {
 
     /// Bytes that new block groups of these flags can have in all. If there are not too many to come, each is placed; otherwise what the last
     /// ones leave between them counts, too.
-    fn fits(&self, flags: BlockGroupFlags) -> ByteLen {
+    pub(crate) fn fits(&self, flags: BlockGroupFlags) -> ByteLen {
         let all = self.volume().unallocated(flags);
         let ask = ChunkWant::new(flags);
         match self.volume().propose_chunk(&ask) {

@@ -8,9 +8,9 @@ use oleo::mkfs::{FeatureSet, MkfsOptions, Profile};
 use oleo_check::{CheckOptions, Kind, Severity, check};
 use oleo_device::Device;
 use oleo_format::{
-    BackRef, BlockGroupFlags, BlockGroupItem, BlockHead, Chunk, DevItem, DiskItem, ExtentRecord, FileExtentItem,
-    HEADER_LEN, Header, HeaderFlags, InodeFlags, InodeItem, ItemType, Key, KeyPtr, LeafBuilder, Logical, RootItem,
-    Stripe, TreeId,
+    BackRef, BlockGroupFlags, BlockGroupItem, BlockHead, Chunk, DevItem, DiskItem, ExtentFlags, ExtentRecord,
+    FileExtentItem, HEADER_LEN, Header, HeaderFlags, InodeFlags, InodeItem, ItemType, Key, KeyPtr, LeafBuilder,
+    Logical, RootItem, Stripe, TreeId,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -412,6 +412,15 @@ fn records_of_extents() {
     let disk = self::disk();
     edit_record(&disk, leaf, |r| r.refs += 1);
     expect(&disk, &[Kind::ExtentRefsSum]);
+
+    // Full backrefs on blocks without children or data, which no other tree has.
+    for owner in [TreeId::UUID, TreeId::CSUM, TreeId::DEV, TreeId::DATA_RELOC] {
+        let disk = self::disk();
+        let root = disk.root(owner);
+        assert_eq!(disk.node(root).level(), 0);
+        edit_record(&disk, root, |r| r.flags |= ExtentFlags::FULL_BACKREF);
+        assert!(disk.kinds().contains(&Kind::ExtentFlags), "{owner}: {:?}", disk.kinds());
+    }
 
     // A record that is missing, and one that nothing uses: space is counted wrongly, too.
     let disk = self::disk();

@@ -40,8 +40,7 @@ pub(super) fn usage(image: &Image) -> Usage {
     let flags = mine.last().map_or(BlockGroupFlags::DATA, |g| BlockGroupFlags::from_bits_retain(g.flags));
     let unallocated: u64 = devices.iter().map(|d| d.total.0.saturating_sub(d.allocated.0)).sum();
     let copies = groups.iter().map(copies).max().unwrap_or(1).max(1);
-    // Space at the ends of devices may be too little for another chunk.
-    let fits = volume.unallocated(flags).0;
+    let fits = image.fits(flags).0;
     Usage {
         label: image.label().into(),
         fsid: sb.fsid(),
