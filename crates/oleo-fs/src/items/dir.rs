@@ -390,8 +390,8 @@ pub(crate) fn remove_at(dir: &mut WriteGuard<'_>, h: &dyn Joined, place: Place, 
     Ok(())
 }
 
-/// Sets a directory's size anew, after an entry went of which a part was missing: its size may have had that part or not. If not all entries can
-/// be read, it stays.
+/// Sets a directory's size anew after a half entry was removed: the size may have counted the missing part or not. If not all entries can be
+/// read, the size stays.
 pub(crate) fn recount(dir: &mut WriteGuard<'_>, h: &dyn Joined) {
     let mut size = 0;
     let counted = [ItemType::DIR_ITEM, ItemType::DIR_INDEX].into_iter().try_for_each(|t| {
@@ -451,7 +451,7 @@ pub(crate) fn entry_at(dir: &dyn Items, index: u64) -> Result<Option<DirEntryInf
     dir.with(ItemType::DIR_INDEX, index, |item| item.map(|item| info(index, item)).transpose())
 }
 
-/// Where the DIR_INDEX of an entry is: at index `known` if that is the entry's; else it is looked for in the whole directory.
+/// The place of an entry's DIR_INDEX: index `known` if that is the entry's; else the whole directory is searched.
 pub(crate) fn index_of(
     dir: &dyn Items,
     (name, target): (&[u8], Target),

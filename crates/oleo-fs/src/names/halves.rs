@@ -1,4 +1,4 @@
-//! Removing entries of which something is missing, as damage leaves them.
+//! Removing half entries, which damage leaves.
 //!
 //! An entry is a DIR_ITEM, a DIR_INDEX, the name in the inode, and the inode. `unlink`, `rmdir` and `rename` find what there is of the second
 //! and third ([`Leaving`](super::link::Leaving)). This module removes entries without an inode and those without a DIR_ITEM.

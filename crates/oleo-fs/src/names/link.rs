@@ -267,9 +267,9 @@ pub(crate) fn drop_name(
 /// Items of an entry that is about to go, found before the first of them goes: if one cannot be read, the operation is refused and nothing has
 /// changed.
 pub(crate) struct Leaving {
-    /// What the inode has of the name.
+    /// The name in the inode.
     own: Option<refs::Found>,
-    /// Where the DIR_INDEX is.
+    /// The place of the DIR_INDEX.
     index: Option<u64>,
     /// One of them is missing, or the inode names another place. A log cannot tell that such an entry went.
     is_half: bool,
@@ -278,8 +278,8 @@ pub(crate) struct Leaving {
 }
 
 impl Leaving {
-    /// Finds them. `child`: the inode that the entry leads to, unless it is of another subvolume; `known`: where a reference to that one says that
-    /// the DIR_INDEX is.
+    /// Finds them. `child`: the inode that the entry leads to, unless it is of another subvolume; `known`: the place of the
+    /// DIR_INDEX by the reference to that one.
     pub(crate) fn find(
         locked: &mut LockedSet<'_>,
         dir: &Arc<Inode>,

@@ -1,4 +1,4 @@
-//! Entries of which damage has taken a part: they can be removed and renamed, and their neighbours stay.
+//! Half entries, which damage leaves: they can be removed and renamed, and their neighbours stay.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const NAME: &[u8] = b"halved";
 const OTHER_NAME: &[u8] = b"halve?";
 const OTHERS: [&[u8]; 2] = [b"before", b"after"];
 
-/// What is missing.
+/// The missing part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Missing {
     DirItem,
@@ -33,11 +33,11 @@ enum Missing {
     Spelling,
 }
 
-/// Those of which the name is one.
+/// All that have one name.
 const MISSING: [Missing; 6] =
     [Missing::DirItem, Missing::DirIndex, Missing::OthersIndex, Missing::WrongIndex, Missing::InodeRef, Missing::Inode];
 
-/// What is done about it.
+/// The operation on the entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Deed {
     Remove,
@@ -336,7 +336,7 @@ fn unreadable_items_refuse_and_poison_nothing() -> Result<()> {
             refused += usize::from(done.is_err());
         }
         faulty.fail(Trouble::None);
-        fs.sync().context("the file system goes on")?;
+        fs.sync().context("the file system is not poisoned")?;
     }
     ensure!(refused > 0, "all was in memory");
     ensure!(fs.create(&dir, b"one more", &NewInode::new(NewKind::File, 0o600)).is_ok());
