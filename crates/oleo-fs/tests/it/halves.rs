@@ -309,7 +309,7 @@ fn a_directory_with_half_an_entry_is_not_empty() -> Result<()> {
     Ok(())
 }
 
-/// Goal: a name whose items cannot all be read is not removed, and everything else goes on.
+/// Goal: a name whose items cannot all be read is not removed, and everything else continues.
 /// Method: a directory of many blocks; a name is looked up, so that a part of it is in memory; then the device fails to read.
 #[test]
 fn unreadable_items_refuse_and_poison_nothing() -> Result<()> {
