@@ -35,9 +35,9 @@ mod verdict;
 pub use qgroups::{ShownQgroup, ShownQgroups};
 pub use verdict::Verdict;
 
-/// How often a busy unmount or detach is tried again, 20 ms apart: two seconds are enough for a scanner to close a
-/// device.
-const BUSY_RETRIES_MAX: u32 = 100;
+/// How often a busy mount, unmount or detach is tried again, 20 ms apart: ten seconds are enough for a scanner to close a device, and for a
+/// process with a mount namespace of its own, which keeps copies of mounts, to end.
+const BUSY_RETRIES_MAX: u32 = 500;
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
 /// The tools that an oracle needs, by the package that has them.
@@ -270,7 +270,11 @@ pub enum ReadOnly {
     No,
 }
 
-fn retry(mut f: impl FnMut() -> Result<()>) -> Result<()> {
+/// Does it until it succeeds, for as long as another process may keep a device or mount busy.
+///
+/// # Errors
+/// The last one.
+pub fn retry(mut f: impl FnMut() -> Result<()>) -> Result<()> {
     let mut result = f();
     for _ in 0..BUSY_RETRIES_MAX {
         if result.is_ok() {

@@ -17,7 +17,7 @@ use oleo_sim::crash::promises::Promises;
 use oleo_sim::crash::seen::Seen;
 use oleo_sim::crash::states::{Cut, Kinds, Maker, Progress, Rest};
 use oleo_sim::manifest::{Attr, HostTree, Kind, Piece, TreeView};
-use oleo_sim::oracle::{Loop, Oracle, ReadOnly, Scratch, run};
+use oleo_sim::oracle::{Loop, Oracle, ReadOnly, Scratch, retry, run};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Host, Mix, Op, Target, generate};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
@@ -236,18 +236,10 @@ fn ours_mounted(oracle: Oracle, state: &[Contents]) -> Result<(Seen, Vec<String>
     let devices: Vec<String> = loops.iter().map(|l| format!("device={}", l.path().display())).collect();
     let data = std::ffi::CString::new(devices.join(","))?;
     let top = scratch.dir("mnt")?;
-    rustix::mount::mount(loops[0].path(), &top, "btrfs", MountFlags::NOATIME, data.as_c_str())
-        .context("the kernel does not mount it")?;
+    let mount = || rustix::mount::mount(loops[0].path(), &top, "btrfs", MountFlags::NOATIME, data.as_c_str());
+    retry(|| Ok(mount()?)).context("the kernel does not mount it")?;
     let seen = look(&top, None);
-    let mut unmounted = Err(rustix::io::Errno::BUSY);
-    for _ in 0..100 {
-        unmounted = rustix::mount::unmount(&top, UnmountFlags::empty());
-        if unmounted != Err(rustix::io::Errno::BUSY) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    unmounted.context("the kernel does not unmount it")?;
+    retry(|| Ok(rustix::mount::unmount(&top, UnmountFlags::empty())?)).context("the kernel does not unmount it")?;
     drop(loops);
     let (seen, verdict) = (seen?, oracle.check(&files)?);
     Ok((seen, if verdict.is_clean() { Vec::new() } else { vec![format!("btrfs check: {verdict}")] }))

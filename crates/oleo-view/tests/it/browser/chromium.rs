@@ -110,7 +110,9 @@ impl Chromium {
         for domain in ["Runtime", "Log"] {
             self.call(&format!("{domain}.enable"), json!({}));
         }
-        self.wait("document.readyState === 'complete'");
+        // A tab begins with an empty document, which is complete, too.
+        let address = json!(address);
+        self.wait(&format!("document.URL.startsWith({address}) && document.readyState === 'complete'"));
         let seen = look(self);
         self.session = before;
         self.call("Target.closeTarget", json!({ "targetId": target }));
