@@ -39,6 +39,9 @@ pub(crate) fn check_mirrors(cx: &Context<'_>) {
             }
         }
     }
+    if let Some(what) = main.unfinished() {
+        cx.warn(Kind::SuperBlock, Place::default(), what, "nothing unfinished: the tool that began it has to end it");
+    }
 }
 
 /// The field in which two superblocks of one transaction differ, apart from their position, their device, and the log:

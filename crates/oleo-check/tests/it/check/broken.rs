@@ -10,7 +10,7 @@ use oleo_device::Device;
 use oleo_format::{
     BackRef, BlockGroupFlags, BlockGroupItem, BlockHead, Chunk, DevItem, DiskItem, ExtentFlags, ExtentRecord,
     FileExtentItem, HEADER_LEN, Header, HeaderFlags, InodeFlags, InodeItem, ItemType, Key, KeyPtr, LeafBuilder,
-    Logical, RootItem, Stripe, TreeId,
+    Logical, RootItem, Stripe, SuperFlags, TreeId,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -97,8 +97,9 @@ fn the_volume_is_sound_before() {
 
 #[test]
 fn superblock_fields() {
-    let each: [(Kind, EditSuper); 5] = [
+    let each: [(Kind, EditSuper); 6] = [
         (Kind::SuperBlock, |sb| sb.__unused_leafsize = 4096.into()),
+        (Kind::SuperBlock, |sb| sb.flags = (sb.flags() | SuperFlags::CHANGING_FSID).bits().into()),
         (Kind::SuperDevices, |sb| sb.num_devices = 2.into()),
         (Kind::SuperTotalBytes, |sb| sb.total_bytes = (sb.total_bytes.get() + 4096).into()),
         (Kind::SuperDevItem, |sb| sb.dev_item.bytes_used = (sb.dev_item.bytes_used.get() - MIB).into()),
