@@ -63,6 +63,14 @@ impl RenameMode {
     }
 }
 
+/// Whether two entries that lead to the same are of one file. Of two that lead to one subvolume, one at least is an empty directory in its place.
+fn is_one(a: (&InodeRef, &[u8]), b: (&InodeRef, &[u8]), target: Target) -> bool {
+    match target {
+        Target::Inode(_) => a.0.tree() == b.0.tree(),
+        Target::Subvol(_) => a.0.same(b.0) && a.1 == b.1,
+    }
+}
+
 impl Fs {
     /// Moves an entry, replacing, refusing or swapping with what is at the target.
     pub fn rename(
@@ -92,8 +100,10 @@ impl Fs {
             // A file that is moved to another name of its own stays as it is, so that a read-only subvolume does not refuse.
             let nothing = matches!(refused, FsError::ReadOnly(_))
                 && !mode.keeps_target()
-                && src_dir.tree() == dst_dir.tree()
-                && self.entry(src_dir, src).is_ok_and(|from| self.entry(dst_dir, dst).is_ok_and(|to| to.0 == from.0));
+                && self.entry(src_dir, src).is_ok_and(|from| {
+                    let same = is_one((src_dir, src), (dst_dir, dst), from.0);
+                    same && self.entry(dst_dir, dst).is_ok_and(|to| to.0 == from.0)
+                });
             return if nothing { Ok(()) } else { Err(refused) };
         }
         self.core().throttle_dirty_inodes()?;
@@ -103,7 +113,7 @@ impl Fs {
             let dst_place = self.place_of(dst_dir, dst)?;
             let (to, old_kind) = (dst_place.target(), dst_place.entry.map(|entry| entry.1));
             check_kinds(kind, old_kind, mode)?;
-            if to == Some(from) && src_dir.tree() == dst_dir.tree() {
+            if to == Some(from) && is_one((src_dir, src), (dst_dir, dst), from) {
                 return Ok(());
             }
             let plan = Rename { src_dir, src, src_place, dst_dir, dst, dst_place, from, to, mode };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, MemDevice};
 use oleo_format::TreeId;
-use oleo_fs::{Fs, FsOptions, NewInode, NewKind, NewSubvol, ReadOnly, SnapshotOptions};
+use oleo_fs::{Fs, FsOptions, NewInode, NewKind, NewSubvol, ReadOnly, RenameMode, SnapshotOptions};
 use oleo_mkfs::{MkfsOptions, make};
 use oleo_sim::disk;
 use oleo_sim::oracle::oracle;
@@ -213,4 +213,26 @@ fn a_held_number_is_not_given_again() -> Result<()> {
     fs.sync()?;
     drop((top, held, fs));
     check(&device, "a held number")
+}
+
+/// Goal: a subvolume that moves over the empty directory in its place takes its place. Method: move the nested subvolume of one subvolume into a
+/// snapshot of that, then there to its old name.
+#[test]
+fn a_subvolume_over_its_empty_directory() -> Result<()> {
+    let (device, fs) = fresh()?;
+    let top = fs.root(TreeId::FS)?;
+    let outer = fs.subvol_create(&top, b"outer", &NewSubvol::default())?;
+    let inner = fs.subvol_create(&fs.root(outer)?, b"inner", &NewSubvol::default())?;
+    put(&fs, inner, "file", b"inside")?;
+    let snapshot = fs.snapshot(outer, &top, b"snapshot", SnapshotOptions::default())?;
+    let (from, to) = (fs.root(outer)?, fs.root(snapshot)?);
+    fs.rename(&from, b"inner", &to, b"moved", RenameMode::Replace)?;
+    fs.rename(&to, b"moved", &to, b"inner", RenameMode::Replace)?;
+    ensure!(fs.lookup(&to, b"moved")?.is_none());
+    let found = fs.lookup(&to, b"inner")?.context("the subvolume")?;
+    ensure!(found.tree() == inner && !found.is_empty_subvol_dir());
+    fs.rename(&to, b"inner", &to, b"inner", RenameMode::Replace)?;
+    fs.sync()?;
+    drop((found, from, to, top, fs));
+    check(&device, "moved over its empty directory")
 }
