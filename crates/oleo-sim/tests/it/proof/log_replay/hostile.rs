@@ -71,7 +71,9 @@ fn lies(shape: Shape, seed: u64, rounds: u64) {
         }
     }
     println!("{shape:?}: {rounds} rounds, {refused} refused, {sound} sound, {unread} of them not read");
-    assert!(refused > rounds / 20 && sound > rounds / 20, "{refused} refused, {sound} sound of {rounds}");
+    // Of ten rounds all may end in the same way by chance.
+    let both = refused > rounds / 20 && sound > rounds / 20;
+    assert!(both || rounds <= 10, "{refused} refused, {sound} sound of {rounds}");
 }
 
 /// A checksum in the log that was changed is a checksum that data does not match: that is found when the data is read, which
