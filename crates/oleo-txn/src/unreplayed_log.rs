@@ -256,4 +256,12 @@ impl Handle<'_> {
     pub fn has_csums(&self, engine: &Engine, at: Logical, len: ByteLen) -> Result<bool, TxnError> {
         Ok(engine.without_csums(at, len)?.is_empty())
     }
+
+    /// Whether a sector of a range of data has one.
+    ///
+    /// # Errors
+    /// The checksum tree cannot be read.
+    pub fn has_a_csum(&self, engine: &Engine, at: Logical, len: ByteLen) -> Result<bool, TxnError> {
+        Ok(engine.without_csums(at, len)?.iter().map(|(from, to)| to - from).sum::<u64>() < len.0)
+    }
 }

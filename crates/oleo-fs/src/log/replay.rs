@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use oleo_format::{Ino, ItemType, Key, TreeId};
+use oleo_format::{Ino, InodeFlags, ItemType, Key, TreeId};
 use oleo_tree::Blocks;
 use oleo_txn::{Claim, Handle, LogTree, Need, UnreplayedLog};
 
@@ -138,6 +138,8 @@ struct Replay<'a> {
     summed: Ranges,
     /// The part of it that the log brought.
     uncommitted: Ranges,
+    /// Files that have no checksums by the log, and are new or had some before.
+    unsummed: BTreeSet<u64>,
 }
 
 impl<'a> Replay<'a> {
@@ -165,6 +167,7 @@ impl<'a> Replay<'a> {
             moved: BTreeMap::new(),
             summed: Ranges::default(),
             uncommitted: Ranges::default(),
+            unsummed: BTreeSet::new(),
         }
     }
 
@@ -175,6 +178,7 @@ impl<'a> Replay<'a> {
         self.pass(Replay::rest)?;
         self.fill_holes()?;
         self.csums()?;
+        self.no_csums()?;
         done.deleted += self.settle_links()?;
         self.check_moved()?;
         done.subvols += 1;
@@ -268,6 +272,9 @@ impl<'a> Replay<'a> {
         fields.size = if sized && kind != FileKind::Dir { logged.size } else { kept.size };
         drop(guard);
         if kind == FileKind::File {
+            if !only_exists && has_no_sums(&logged) && !has_no_sums(&kept) {
+                self.unsummed.insert(ino.0);
+            }
             self.files.insert(ino.0);
             self.cut(&inode)?;
         }
@@ -290,6 +297,9 @@ impl<'a> Replay<'a> {
         inode.write().fields_mut(self.handle);
         if logged.kind() == FileKind::File {
             self.files.insert(ino.0);
+            if has_no_sums(&logged) {
+                self.unsummed.insert(ino.0);
+            }
         }
         self.core.cache.insert((self.subvol.id(), ino.0), inode);
         Ok(())
@@ -333,4 +343,8 @@ impl<'a> Replay<'a> {
             _ => self.refs(&inode, key, item),
         }
     }
+}
+
+fn has_no_sums(fields: &InodeFields) -> bool {
+    InodeFlags::from_bits_retain(fields.flags).contains(InodeFlags::NODATASUM)
 }

@@ -127,6 +127,26 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// A file gets the flag for no checksums only while it is empty: then no data that it names by now has any.
+    pub(super) fn no_csums(&self) -> Result<(), FsError> {
+        let engine = self.core.engine();
+        for ino in &self.unsummed {
+            let Some(inode) = self.inode(oleo_format::Ino(*ino))? else { continue };
+            let guard = inode.read();
+            map::walk(&MapOf { items: &guard, sector: self.sector }, 0, MAP_END, |at, _, extent| {
+                if let Extent::Span(span) = extent
+                    && !span.prealloc
+                    && self.handle.has_a_csum(engine, span.disk, ByteLen(span.disk_len))?
+                {
+                    let key = inode.key(ItemType::EXTENT_DATA, at);
+                    return Err(self.corrupt(key, "inode flags", "no checksums", "as its data has some"));
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
+        Ok(())
+    }
+
     /// On volumes whose holes have items, what has none by now is a hole.
     pub(super) fn fill_holes(&self) -> Result<(), FsError> {
         if self.no_holes {
