@@ -9,7 +9,7 @@ use std::{fs, io, thread};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Names that are made meanwhile.
 const MADE: u64 = 50;
-/// Look-ups that have to wait, at least: more than there are threads for them if they keep others waiting.
+/// More look-ups than this have to wait: there are no more threads for them if they keep others waiting.
 const STUCK_MIN: usize = 4;
 
 /// While what is below a mount is silent, looks up `cold` files of so many bytes, more than a mount has threads, and meanwhile makes and

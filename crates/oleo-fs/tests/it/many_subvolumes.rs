@@ -195,7 +195,7 @@ fn a_held_number_is_not_given_again() -> Result<()> {
     let fs = open(&device)?;
     let top = fs.root(TreeId::FS)?;
     let held = fs.root(old)?;
-    // What a crash left is looked for once.
+    // Leftovers of a crash are looked for once.
     while fs.clean(100)? {}
     fs.subvol_delete(old)?;
     fs.sync()?;
