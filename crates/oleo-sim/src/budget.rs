@@ -9,7 +9,7 @@
 use std::str::FromStr;
 
 /// How many times the full count `nightly` tries.
-pub const NIGHTLY_FACTOR: u64 = 10;
+pub const NIGHTLY_FACTOR: u64 = 3;
 
 /// Distance between the seeds of two values of `OLEO_SEED`: more than any proof uses in one run.
 const SEED_STRIDE: u64 = 10_000_000;
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn sizes_and_seeds() {
         let of = |size, seed| Budget { size, seed };
-        assert_eq!([Size::Ci, Size::Full, Size::Nightly].map(|size| of(size, 0).count(3, 20)), [3, 20, 200]);
+        assert_eq!([Size::Ci, Size::Full, Size::Nightly].map(|size| of(size, 0).count(3, 20)), [3, 20, 60]);
         assert_eq!(of(Size::Ci, 0).seeds(5, 3, 20), 5..8);
         assert_eq!(of(Size::Full, 7).sample(vec![0, 1, 2, 3], 2), [0, 1, 2, 3]);
         assert_eq!(of(Size::Ci, 5).sample(vec![0, 1, 2, 3], 2), [1, 3]);
