@@ -75,13 +75,16 @@ pub mod fallback {
     pub const NO_SPACE: &str = "no-space";
     /// A file with very many names got or lost some: the kernel's replay, which puts them in one after the other, has been seen to fail.
     pub const MANY_NAMES: &str = "many-names";
+    /// Damage has taken a name of an inode: a replay counts the names, and ends an inode that has none.
+    pub const LOST_NAME: &str = "lost-name";
     /// Something could not be read: the commit says what.
     pub const UNREADABLE: &str = "unreadable";
     /// A device was lost: a superblock with a log does not show that it is behind, one of a commit does.
     pub const LOST_DEVICE: &str = "lost-device";
 
     /// All of them.
-    pub const ALL: [&str; 7] = [STAGED, NEW_CHUNK, SUBVOLUME_ENTRY, NO_SPACE, MANY_NAMES, UNREADABLE, LOST_DEVICE];
+    pub const ALL: [&str; 8] =
+        [STAGED, NEW_CHUNK, SUBVOLUME_ENTRY, NO_SPACE, MANY_NAMES, LOST_NAME, UNREADABLE, LOST_DEVICE];
 }
 
 /// From so many changes on a batch is applied on all cores, by the threads that commits have.
@@ -328,7 +331,8 @@ impl<'a> LogRecording<'a> {
 
     /// The tree as a replay of the log finds it: as the last commit left it, or as the one in flight will.
     pub fn committed(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
-        if self.is_staged() {
+        // `disable_log` stores its own mark first, and may come while a commit is in flight: such a log is refused anyway.
+        if self.is_staged() && self.inner.log_disabled.load(Ordering::Acquire) != self.generation.0 {
             // A stage comes when no commit is in flight: what is on disk is the last, and its blocks stay until the next.
             let sb = self.inner.log_on_disk.lock().committed;
             debug_assert_eq!(sb.generation.get() + 1, self.generation.0, "a stage waits for the commit before");

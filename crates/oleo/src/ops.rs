@@ -218,9 +218,9 @@ impl Image {
                 Some(entry) => entry,
                 // There may be new ones.
                 None if listing.rewind() => continue,
-                None => match (self.fs().remove_entry(parent, name, true), self.fs().unlisted(dir)) {
-                    (Err(FsError::NotEmpty), Ok(Some(unlisted))) => unlisted,
-                    (removed, _) => {
+                None => match self.fs().remove_entry(parent, name, true) {
+                    Err(FsError::NotEmpty) if let Ok(Some(unlisted)) = self.fs().unlisted(dir) => unlisted,
+                    removed => {
                         removed.at(|| shown(name))?;
                         way.pop();
                         continue;
@@ -231,7 +231,12 @@ impl Image {
                 self.fs().remove_entry(dir, &entry.name, false).at(|| shown(&entry.name))?;
                 continue;
             }
-            let Some(child) = self.fs().open_entry(dir, &entry)? else {
+            // By its name, as every other program: damage may have changed where the list leads.
+            let child = match self.fs().lookup(dir, &entry.name) {
+                Ok(Some(found)) => Some(found),
+                _ => self.fs().open_entry(dir, &entry)?,
+            };
+            let Some(child) = child else {
                 self.fs().remove_entry(dir, &entry.name, true).at(|| shown(&entry.name))?;
                 continue;
             };

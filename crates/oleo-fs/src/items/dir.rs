@@ -407,8 +407,9 @@ pub(crate) fn recount(dir: &mut WriteGuard<'_>, h: &dyn Joined) {
 
 /// Whether a directory has no entries, nor any half of one.
 pub(crate) fn is_empty(dir: &dyn Items) -> Result<bool, FsError> {
+    // A size of 0 counts no entry. The items of those that went are then not gone through again.
     Ok(dir.range_limit(ItemType::DIR_INDEX, 0, u64::MAX, 1)?.is_empty()
-        && dir.range_limit(ItemType::DIR_ITEM, 0, u64::MAX, 1)?.is_empty())
+        && (dir.fields().size == 0 || dir.range_limit(ItemType::DIR_ITEM, 0, u64::MAX, 1)?.is_empty()))
 }
 
 /// At most `limit` entries after index `after`, in the order of creation.
@@ -470,6 +471,12 @@ pub(crate) fn index_of(
         if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     Ok(found)
+}
+
+/// Whether the entry at an index leads to `target` under a name by which the directory finds nothing, or something else.
+pub(crate) fn is_misspelled(dir: &dyn Items, target: Target, index: u64) -> Result<bool, FsError> {
+    let Some(entry) = entry_at(dir, index)?.filter(|entry| entry.target == target) else { return Ok(false) };
+    Ok(find(dir, &entry.name)?.is_none_or(|found| found.0 != target))
 }
 
 /// The first DIR_INDEX of a name, whatever it leads to, by going through the whole directory.

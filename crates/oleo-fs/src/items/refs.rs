@@ -205,6 +205,27 @@ pub(crate) fn parse(t: ItemType, offset: u64, bytes: &[u8]) -> Result<Vec<NameOf
     if t == ItemType::INODE_REF { parse_refs(Ino(offset), bytes) } else { parse_extrefs(bytes) }
 }
 
+/// How many names an item of references has; 0 for items of other types.
+pub(crate) fn count(t: ItemType, bytes: &[u8]) -> usize {
+    match t {
+        ItemType::INODE_REF => InodeRefEntryRef::iter(bytes).map_while(Result::ok).count(),
+        ItemType::INODE_EXTREF => InodeExtrefEntryRef::iter(bytes).map_while(Result::ok).count(),
+        _ => 0,
+    }
+}
+
+/// The name that an inode has at an index of a directory, by its INODE_REF.
+pub(crate) fn name_at(inode: &dyn Items, parent: Ino, index: u64) -> Result<Option<Vec<u8>>, FsError> {
+    let Some(item) = inode.get(ItemType::INODE_REF, parent.0)? else { return Ok(None) };
+    let found = InodeRefEntryRef::iter(&item).map_while(Result::ok).find(|entry| entry.index == index);
+    Ok(found.map(|entry| entry.name.to_vec()))
+}
+
+/// Whether an inode that has one name in a directory has INODE_REFs of other directories.
+pub(crate) fn has_elsewhere(inode: &dyn Items) -> Result<bool, FsError> {
+    Ok(inode.range_limit(ItemType::INODE_REF, 0, u64::MAX, 2)?.len() > 1)
+}
+
 /// What an inode knows of one name; nothing, or where its entry is.
 pub(crate) fn all_in(inode: &dyn Items, parent: Ino, name: &[u8]) -> Result<Vec<NameOf>, FsError> {
     let mut names = Vec::new();

@@ -337,8 +337,12 @@ impl<'a> Recorder<'a> {
             self.put(key, InodeFields { generation: 0, size: 0, ..fields }.encode());
         }
         if was.is_none() || renamed {
-            self.all_of(guard, ItemType::INODE_REF)?;
-            self.all_of(guard, ItemType::INODE_EXTREF)?;
+            let found = self.all_of(guard, ItemType::INODE_REF)? + self.all_of(guard, ItemType::INODE_EXTREF)?;
+            let names = if fields.kind() == FileKind::Dir { fields.nlink.min(1) } else { fields.nlink };
+            if found < names as usize {
+                // A replay counts the names, and ends an inode that has none.
+                self.refused = Some(fallback::LOST_NAME);
+            }
         }
         if mark.is_none_or(|mark| mark.xattrs) {
             self.all_of(guard, ItemType::XATTR_ITEM)?;
@@ -363,16 +367,18 @@ impl<'a> Recorder<'a> {
         Ok(Parts { names, gone })
     }
 
-    /// All items of one type, and none that the log has beside them.
-    fn all_of(&mut self, guard: &WriteGuard<'_>, t: ItemType) -> Result<(), FsError> {
+    /// All items of one type, and none that the log has beside them. Returns how many names of the inode they have.
+    fn all_of(&mut self, guard: &WriteGuard<'_>, t: ItemType) -> Result<usize, FsError> {
         let inode = guard.inode();
         for (key, _) in self.logged_items(inode.ino(), t, 0, u64::MAX)? {
             self.delete(key);
         }
+        let mut names = 0;
         for (offset, item) in guard.range(t, 0, u64::MAX)? {
+            names += refs::count(t, &item);
             self.put(inode.key(t, offset), (*item).into());
         }
-        Ok(())
+        Ok(names)
     }
 
     /// Preallocated space behind the end of a file of which only the being there is logged: the replay cuts every logged

@@ -91,6 +91,9 @@ impl Fs {
                 Target::Subvol(id) if self.is_subvol_here(dir, name, id)? => return self.remove_subvol(id),
                 Target::Subvol(_) => None,
             };
+            if let Some(name) = child.as_ref().map(|child| found_name(dir, &listed, child)).transpose()?.flatten() {
+                return self.remove_name(dir, &name, directory);
+            }
             if let Some(evict) = self.remove_listed_once(dir, &listed, child.as_ref())? {
                 if let Some(child) = child.filter(|_| evict) {
                     self.core().queue_eviction(child);
@@ -135,7 +138,7 @@ impl Fs {
             }
             others = refs::all(locked.of(child))?.len().saturating_sub(usize::from(own.is_some())) as u32;
             rules::change(locked.of(child).fields())?;
-            if own.is_some() && locked.of(child).fields().kind() == FileKind::Dir && !dir::is_empty(locked.of(child))? {
+            if (own.is_some() || others == 0) && locked.of(child).fields().kind() == FileKind::Dir && !dir::is_empty(locked.of(child))? {
                 return Err(FsError::NotEmpty);
             }
         }
@@ -150,4 +153,11 @@ impl Fs {
         own.remove(locked.of(child), &h);
         self.core().poison_on_error(|| drop_name(locked.of(child), &h, (None, others), now)).map(Some)
     }
+}
+
+/// The name by which a directory finds what it lists under another.
+fn found_name(dir: &InodeRef, listed: &DirEntryInfo, child: &Arc<Inode>) -> Result<Option<Vec<u8>>, FsError> {
+    let Some(name) = refs::name_at(&child.read(), dir.ino(), listed.index)? else { return Ok(None) };
+    let found = dir::find(&dir.read(), &name)?.map(|found| found.0);
+    Ok((found == Some(listed.target)).then_some(name))
 }

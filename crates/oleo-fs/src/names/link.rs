@@ -98,6 +98,7 @@ impl Fs {
         rules::change(&fields)?;
         refs::check_room(locked.of(file), dir.ino(), name)?;
         place.check_room(locked.of(dir), name, None)?;
+        dir::learn_next_index(locked.of(dir))?;
         let now = core.now();
         core.poison_on_error(|| {
             let index = dir::add_at(locked.of(dir), &h, place, name, Target::Inode(file.ino()), fields.kind())?;
@@ -127,7 +128,7 @@ impl Fs {
         self.keep_names(dir)
     }
 
-    fn remove_name(&self, dir: &InodeRef, name: &[u8], directory: bool) -> Result<(), FsError> {
+    pub(crate) fn remove_name(&self, dir: &InodeRef, name: &[u8], directory: bool) -> Result<(), FsError> {
         dir::check_name(name)?;
         self.changeable(dir)?;
         self.core().throttle_dirty_inodes()?;
@@ -152,7 +153,7 @@ impl Fs {
                 }
                 continue;
             };
-            let removed = match self.remove_inode_name(dir, name, (place, target), &child, directory) {
+            let removed = match self.remove_inode_name(dir, name, (place, target), &child) {
                 Err(FsError::NoSpace) if !std::mem::replace(&mut has_made_room, true) => {
                     // Buffered data was promised space that this operation might take.
                     self.core().make_room(Flushing::None)?;
@@ -179,7 +180,6 @@ impl Fs {
         name: &[u8],
         (place, target): (dir::Place, Target),
         child: &Arc<Inode>,
-        directory: bool,
     ) -> Result<Option<bool>, FsError> {
         let core = self.core();
         let remains = orphan::remains_to_erase(child)?;
@@ -200,10 +200,8 @@ impl Fs {
         let remains = remains.map(|remains| remains.confirmed_by(locked.of(child)));
         rules::take_entry(locked.of(dir).fields())?;
         rules::change(locked.of(child).fields())?;
-        if directory && !dir::is_empty(locked.of(child))? {
-            return Err(FsError::NotEmpty);
-        }
         let leaving = Leaving::find(&mut locked, dir, (name, target), Some(child), None)?;
+        leaving.check_empty(locked.of(child))?;
         let now = core.now();
         let evict = core.poison_on_error(|| {
             dir::remove_at(locked.of(dir), &h, place, name)?;
@@ -239,11 +237,10 @@ impl Fs {
 
     /// An entry's inode was not found: damage, unless the entry is gone as well.
     pub(crate) fn check_dangling(&self, dir: &InodeRef, name: &[u8], target: Target) -> Result<(), FsError> {
-        let guard = dir.read();
-        if dir::find(&guard, name)?.map(|e| e.0) == Some(target)
-            && let Target::Inode(ino) = target
-            && self.core().inode(dir.subvol(), ino)?.is_none()
-        {
+        let Target::Inode(ino) = target else { return Ok(()) };
+        // An inode goes after its entries.
+        let is_gone = self.core().inode(dir.subvol(), ino)?.is_none_or(|inode| inode.read().state().gone);
+        if is_gone && dir::find(&dir.read(), name)?.map(|e| e.0) == Some(target) {
             return Err(FsError::corrupt("directory", dir.ino(), "entry's inode", "missing", ino));
         }
         Ok(())
@@ -271,8 +268,10 @@ pub(crate) struct Leaving {
     own: Option<refs::Found>,
     /// The place of the DIR_INDEX.
     index: Option<u64>,
-    /// One of them is missing, or the inode names another place. A log cannot tell that such an entry went.
+    /// One of them is missing or has another name, or the inode names another place. A log cannot tell that such an entry went.
     is_half: bool,
+    /// The directory's size may not have counted the DIR_INDEX, or another length of its name.
+    recounts: bool,
     /// Names that the inode has beside this one, if its count of names may be wrong.
     pub(crate) others: u32,
 }
@@ -287,23 +286,45 @@ impl Leaving {
         child: Option<&Arc<Inode>>,
         known: Option<u64>,
     ) -> Result<Leaving, FsError> {
-        let own = match child {
+        let mut own = match child {
             Some(child) => refs::find(locked.of(child), dir.ino(), name)?,
             None => None,
         };
         let known = own.as_ref().map(|own| own.index).or(known);
-        let index = dir::index_of(locked.of(dir), (name, target), known)?;
+        let mut index = dir::index_of(locked.of(dir), (name, target), known)?;
+        let recounts = index.is_none();
+        if let Some(known) = known.filter(|_| recounts)
+            && dir::is_misspelled(locked.of(dir), target, known)?
+        {
+            index = Some(known);
+        }
+        let is_half = recounts || child.is_some() && own.as_ref().map(|own| own.index) != index;
+        if let (Some(child), Some(index)) = (child, index.filter(|_| own.is_none()))
+            && let Some(misspelled) = refs::name_at(locked.of(child), dir.ino(), index)?
+            && dir::find(locked.of(dir), &misspelled)?.is_none_or(|found| found.0 != target)
+        {
+            own = refs::find(locked.of(child), dir.ino(), &misspelled)?;
+        }
         // An index that was freed is not given out again in the same transaction: a log refers to entries that went and came by their indices.
         dir::learn_next_index(locked.of(dir))?;
-        let is_half = index.is_none() || child.is_some() && own.as_ref().map(|own| own.index) != index;
         let mut others = 0;
         if let Some(child) = child {
             let child = locked.of(child);
-            if is_half || child.fields().nlink <= 1 && own.as_ref().is_some_and(refs::Found::has_others) {
+            let has_others = |own: &refs::Found| Ok::<_, FsError>(own.has_others() || refs::has_elsewhere(child)?);
+            if is_half || child.fields().nlink <= 1 && own.as_ref().map(has_others).transpose()?.unwrap_or(false) {
                 others = refs::all(child)?.len().saturating_sub(usize::from(own.is_some())) as u32;
             }
         }
-        Ok(Leaving { own, index, is_half, others })
+        Ok(Leaving { own, index, is_half, recounts, others })
+    }
+
+    /// Refuses to leave a directory that has entries without a name. The entry's type is not asked: damage may have changed it.
+    pub(crate) fn check_empty(&self, child: &WriteGuard<'_>) -> Result<(), FsError> {
+        let is_last = self.own.is_some() || self.others == 0;
+        match is_last && child.fields().kind() == FileKind::Dir && !dir::is_empty(child)? {
+            true => Err(FsError::NotEmpty),
+            false => Ok(()),
+        }
     }
 
     /// Removes them. The DIR_ITEM has been removed.
@@ -320,7 +341,7 @@ impl Leaving {
         if let Some(index) = self.index {
             locked.of(dir).delete(h, ItemType::DIR_INDEX, index);
         }
-        if self.index.is_none() {
+        if self.recounts {
             dir::recount(locked.of(dir), h);
         }
         if self.is_half {

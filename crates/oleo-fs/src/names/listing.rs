@@ -45,7 +45,8 @@ impl Fs {
         Ok(guard.state().next_index - 1)
     }
 
-    /// The same with the inodes, which are loaded together.
+    /// The same with the inodes, which are loaded together. A directory that is not found by the name under which it is listed is left out:
+    /// what a caller removes below an entry must be what the name leads to.
     pub fn readdir_plus(&self, dir: &InodeRef, after: u64, limit: usize) -> Result<Vec<EntryAndInode>, FsError> {
         let entries = self.readdir(dir, after, limit)?;
         let mut inos: Vec<Ino> = Vec::with_capacity(entries.len());
@@ -56,6 +57,7 @@ impl Fs {
         let mut listed = Vec::with_capacity(entries.len());
         for entry in entries {
             let inode = match entry.target {
+                Target::Inode(_) if entry.kind == FileKind::Dir && !is_found(dir, &entry) => None,
                 Target::Inode(ino) => match inos.binary_search(&ino) {
                     Ok(at) => found[at].clone(),
                     Err(_) => None,
@@ -103,6 +105,11 @@ impl Fs {
         }
         Ok(found.into_iter().map(|inode| inode.and_then(alive_handle)).collect())
     }
+}
+
+/// Whether a name leads where the list of its directory says.
+fn is_found(dir: &InodeRef, entry: &DirEntryInfo) -> bool {
+    dir::find(&dir.read(), &entry.name).is_ok_and(|found| found.is_some_and(|found| found.0 == entry.target))
 }
 
 fn alive_handle(inode: Arc<Inode>) -> Option<InodeRef> {

@@ -182,12 +182,6 @@ impl Fs {
             _ => None,
         };
         plan.check_flags(&mut locked, &source, target.as_ref())?;
-        if let Some(Moved::Inode(old)) = replaced
-            && old_kind == Some(FileKind::Dir)
-            && !dir::is_empty(locked.of(old))?
-        {
-            return Err(FsError::NotEmpty);
-        }
         plan.check_room(&mut locked, &source, target.as_ref(), (&src_place, &dst_place))?;
         let mark = match plan.mode.mark() {
             None => None,
@@ -201,6 +195,11 @@ impl Fs {
             Some(target) => Some(self.leaving(&mut locked, plan.dst_dir, plan.dst, target)?),
             None => None,
         };
+        if let (Some(Moved::Inode(old)), Some(leaving)) = (replaced, &dst_leaving) {
+            leaving.check_empty(locked.of(old))?;
+        }
+        dir::learn_next_index(locked.of(plan.dst_dir))?;
+        let names = src_leaving.others + 1;
         let now = core.now();
         let done = core.poison_on_error(|| {
             self.detach(&mut locked, &h, plan.src_dir, (plan.src, Some(src_place)), &source, src_leaving)?;
@@ -214,7 +213,7 @@ impl Fs {
                 match (target, plan.mode) {
                     (_, RenameMode::Exchange) => {
                         let kind = old_kind.unwrap_or(FileKind::Unknown);
-                        self.attach(&mut locked, &h, plan.src_dir, plan.src, None, (target, kind), now)?;
+                        self.attach(&mut locked, &h, plan.src_dir, (plan.src, None), (target, kind, others + 1), now)?;
                     }
                     (Moved::Inode(old), _) => {
                         if drop_name(locked.of(old), &h, (remains.as_ref(), others), now)? {
@@ -225,7 +224,7 @@ impl Fs {
                 }
             }
             let dst_place = dst_place.filter(|_| target.is_none());
-            self.attach(&mut locked, &h, plan.dst_dir, plan.dst, dst_place, (&source, kind), now)?;
+            self.attach(&mut locked, &h, plan.dst_dir, (plan.dst, dst_place), (&source, kind, names), now)?;
             if let Some((mark, start, ino)) = &mark {
                 let kind = mark.kind.kind();
                 let index = dir::add(locked.of(plan.src_dir), &h, plan.src, Target::Inode(*ino), kind)?;
@@ -289,15 +288,14 @@ impl Fs {
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments, reason = "where, what and when; each used once")]
+    /// Adds an entry for what moves. `names`: as many as an inode is known to have then.
     fn attach(
         &self,
         locked: &mut LockedSet<'_>,
         h: &dyn Joined,
         dir: &InodeRef,
-        name: &[u8],
-        place: Option<dir::Place>,
-        (what, kind): (&Moved, FileKind),
+        (name, place): (&[u8], Option<dir::Place>),
+        (what, kind, names): (&Moved, FileKind, u32),
         now: Time,
     ) -> Result<(), FsError> {
         let place = place.map_or_else(|| dir::Place::of(locked.of(dir), name), Ok)?;
@@ -306,6 +304,9 @@ impl Fs {
             Moved::Inode(inode) => {
                 refs::add(locked.of(inode), h, dir.ino(), name, index)?;
                 let fields = locked.of(inode).fields_mut(h);
+                if kind != FileKind::Dir {
+                    fields.nlink = fields.nlink.max(names);
+                }
                 fields.ctime = now;
                 fields.sequence += 1;
                 Ok(())
