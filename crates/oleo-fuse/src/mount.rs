@@ -179,9 +179,10 @@ fn follow(first: &Path, open: &OpenOptions, options: &MountOptions) -> Result<(F
 /// The transport to ask for. A device behind a network may not answer for a minute, and only `/dev/fuse` can be given more threads
 /// for other requests then (docs/decisions/0007-fuse-io-uring.md).
 fn uring(plan: &Plan) -> Uring {
-    let is_network = |image: &PathBuf| Place::parse(image).is_ok_and(|place| !place.is_file());
+    let is_network = |place: &Path| Place::parse(place).is_ok_and(|place| !place.is_file());
+    let others = plan.options.devices.iter().map(Path::new);
     match plan.options.uring {
-        Uring::Auto if plan.images.iter().any(is_network) => Uring::Off,
+        Uring::Auto if plan.images.iter().map(PathBuf::as_path).chain(others).any(is_network) => Uring::Off,
         wish => wish,
     }
 }
@@ -485,5 +486,32 @@ fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
         if !server.ending().stuck(shown(&error, None), failed) {
             return Err(error);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: no device of a mount that chooses its transport is behind a network and served through io_uring. Method: devices as
+    /// arguments and as options.
+    #[test]
+    fn networks_have_no_ring() {
+        let of = |image: &str, options: &str| {
+            let mut plan = Plan {
+                images: vec![image.into()],
+                scan: Vec::new(),
+                offset: 0,
+                dir: "dir".into(),
+                options: MountOptions::default(),
+                log: Arc::new(|_| {}),
+            };
+            plan.options.parse(options).expect("options");
+            uring(&plan)
+        };
+        assert_eq!(of("image", "device=other,io_uring=auto"), Uring::Auto);
+        assert_eq!(of("nbd://host/image", "io_uring=auto"), Uring::Off);
+        assert_eq!(of("image", "device=nbd://host/other,io_uring=auto"), Uring::Off);
+        assert_eq!(of("image", "device=nbd://host/other,io_uring=on"), Uring::On);
     }
 }

@@ -20,7 +20,7 @@ use uuid::Uuid;
 pub(crate) use self::owners::under_fakeroot;
 use crate::args::{StoreArgs, size};
 use crate::cmd::interruptible::{end_by_signal, interruptible};
-use crate::out::{Out, human, json, misuse};
+use crate::out::{Out, human, json, misuse, warn};
 
 /// Make a file system, empty or with the contents of a directory or tar archive
 #[derive(clap::Args)]
@@ -140,11 +140,14 @@ impl Args {
         if self.images.is_empty() {
             return Err(misuse!("missing argument IMG"));
         }
-        if self.rootdir.is_some() && self.owner.is_none() && self.owners.is_none() && under_fakeroot() {
-            return Err(misuse!(
-                "fakeroot has no effect on --rootdir: the owners and devices that it shows would be lost. Use \
-                 `fakeroot -i STATE tar -c . | oleo mkfs --tar - IMG`, or --owner and --owners, or `unshare -r oleo mkfs`"
-            ));
+        if self.rootdir.is_some() && self.owners.is_none() && under_fakeroot() {
+            if self.owner.is_none() {
+                return Err(misuse!(
+                    "fakeroot has no effect on --rootdir: the owners and devices that it shows would be lost. Use \
+                     `fakeroot -i STATE tar -c . | oleo mkfs --tar - IMG`, or --owner and --owners, or `unshare -r oleo mkfs`"
+                ));
+            }
+            warn("fakeroot has no effect on --rootdir: devices that it shows become the files that stand for them");
         }
         let epoch = source_date_epoch()?;
         let progress = out.progress("filling");

@@ -234,13 +234,14 @@ fn complaints() {
     assert!(fails(dir, 3, &["ls", "junk"]).contains("superblock"));
     assert!(fails(dir, 1, &["check", "--repair", "i"]).contains("not supported"));
     assert!(fails(dir, 2, &["mkfs", "--rootdir", "d", "--owner", "no-such-user", "n"]).contains("no-such-user"));
-    let faked = std::process::Command::new(env!("CARGO_BIN_EXE_oleo"))
-        .args(["mkfs", "--rootdir", ".", "n"])
-        .env("FAKEROOTKEY", "1")
-        .current_dir(dir)
-        .output()
-        .unwrap();
-    assert!(!faked.status.success() && String::from_utf8_lossy(&faked.stderr).contains("--owner"));
+    for (owner, advice) in [(&[][..], "--owner"), (&["--owner", "0"], "devices")] {
+        let mut faked = std::process::Command::new(env!("CARGO_BIN_EXE_oleo"));
+        faked.args(["mkfs", "--rootdir", "d2", "n"]).args(owner).env("FAKEROOTKEY", "1").current_dir(dir);
+        std::fs::create_dir_all(dir.join("d2")).unwrap();
+        let faked = faked.output().unwrap();
+        assert_eq!(faked.status.success(), !owner.is_empty(), "{owner:?}");
+        assert!(String::from_utf8_lossy(&faked.stderr).contains(advice), "{owner:?}");
+    }
     assert!(fails(dir, 1, &["cat", "i", "d"]).ends_with("is a directory\n"));
     assert!(fails(dir, 2, &["mkfs", "-O", "no-holes"]).contains("IMG"));
     assert!(ok(dir, &["mkfs", "-O", "list-all"]).contains("block-group-tree"));
@@ -288,6 +289,11 @@ fn files_of_bad_data_are_named() {
     let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("dir/spoiled") && !said.contains("dir/sound"), "{said}");
+    // A restore names it, continues, and fails at the end.
+    let said = fails(dir, 3, &["restore", "i", "out"]);
+    assert!(said.contains("dir/spoiled") && !said.contains("dir/sound"), "{said}");
+    assert!(said.contains("1 entries were not restored"), "{said}");
+    assert_eq!(std::fs::read(dir.join("out/dir/sound")).unwrap(), noise[8..]);
 }
 
 /// Goal: mkfs that a signal ends leaves no file system: no new file, and in one that was there nothing that a check calls clean.

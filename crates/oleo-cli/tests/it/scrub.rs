@@ -226,6 +226,10 @@ fn heals(data: &str, metadata: &str, devices: usize) {
         let total = &found["total"];
         assert_eq!((&total["uncorrectable_errors"], &found["end"]), (&0.into(), &"done".into()), "{what}: {found}");
         assert!(total["corrected_errors"].as_u64().unwrap() > 0, "{what}: {found}");
+        let names = |place: &serde_json::Value| {
+            place["files"].as_array().unwrap().iter().any(|file| file["paths"][0].is_string())
+        };
+        assert!(found["healed"].as_array().unwrap().iter().any(names), "{what}: no file is named: {found}");
         made.must_be_whole(&what);
         let again = made.json(&["scrub", "start", "--json"]);
         for errors in ["read_errors", "csum_errors", "verify_errors", "super_errors", "parity_errors"] {
@@ -821,7 +825,11 @@ fn a_device_that_missed_writes() {
             mounted.unmount().unwrap();
         }
         oracle::run("cp", ["--sparse=always", &text(&old), &text(&made.images[1])]).unwrap();
-        let found = made.json(&["scrub", "start", "--json"]);
+        let output =
+            run(made.dir(), &made.on(&["scrub", "start", "--json"]).iter().map(String::as_str).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("missed") && !said.contains("scrub start"), "advice to do what is being done: {said}");
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(
             (&found["end"], &found["total"]["uncorrectable_errors"]),
             (&"done".into(), &0.into()),

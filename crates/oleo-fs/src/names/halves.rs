@@ -138,7 +138,10 @@ impl Fs {
             }
             others = refs::all(locked.of(child))?.len().saturating_sub(usize::from(own.is_some())) as u32;
             rules::change(locked.of(child).fields())?;
-            if (own.is_some() || others == 0) && locked.of(child).fields().kind() == FileKind::Dir && !dir::is_empty(locked.of(child))? {
+            if (own.is_some() || others == 0)
+                && locked.of(child).fields().kind() == FileKind::Dir
+                && !dir::is_empty(locked.of(child))?
+            {
                 return Err(FsError::NotEmpty);
             }
         }

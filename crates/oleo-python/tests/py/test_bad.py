@@ -117,8 +117,8 @@ def test_errors_have_errno(image, disk):
         for call in (lambda: reading.write("a", b""), lambda: reading.mkdir("a"), lambda: reading.create_subvolume("a")):
             assert pytest.raises(oleo.OleoError, call).value.errno == errno.EROFS
         for mode in ("wb", "rb+", "ab"):
-            with pytest.raises(OSError):
-                reading.open("a", mode)
+            refused = pytest.raises(OSError, reading.open, "a", mode).value
+            assert "r+" in refused.hint
         busy = pytest.raises(oleo.OleoError, oleo.open, disk, "r+").value
         assert busy.errno == errno.EBUSY and "end the program" in busy.hint
     with pytest.raises(ValueError):

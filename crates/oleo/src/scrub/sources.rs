@@ -121,13 +121,24 @@ impl Source {
     }
 }
 
+/// Opens a regular file below a directory. Links in its path are not followed.
 #[cfg(unix)]
 fn open_below(dir: &std::path::Path, path: &[u8]) -> Option<std::fs::File> {
-    use std::os::unix::ffi::OsStrExt;
+    use rustix::fs::{Mode, OFlags, open, openat};
 
-    let path = dir.join(std::ffi::OsStr::from_bytes(path));
-    // Opening a pipe waits for its other end.
-    path.is_file().then(|| std::fs::File::open(path).ok()).flatten()
+    let dir_flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut at = open(dir, dir_flags, Mode::empty()).ok()?;
+    let (dirs, name) = match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (&path[..0], path),
+    };
+    for part in dirs.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+        at = openat(&at, part, dir_flags | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+    }
+    // Opening a pipe otherwise waits for its other end.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(openat(&at, name, flags, Mode::empty()).ok()?);
+    file.metadata().ok()?.is_file().then_some(file)
 }
 
 /// Returns a compressed extent of a file in a directory, as it is stored there, if the file system tells.

@@ -82,6 +82,22 @@ fn stalling() {
     assert_eq!(idle.read(0, 10), Ok(vec![0; 10]), "whoever asks nothing may stay");
 }
 
+/// Goal: a client that asks nothing gives its connection back, if the server has a time for that; one that asks keeps it. Method: one of each, and
+/// room for no third.
+#[test]
+fn idling() {
+    let options = ServeOptions::default().idle_max(Some(Duration::from_millis(500))).shared_writers(true);
+    let server = Running::of(device(), options.connections_max(2));
+    let (mut idle, mut busy) = (server.client(true), server.client(true));
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        assert_eq!(busy.read(0, 10), Ok(vec![0; 10]));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(idle.is_closed());
+    assert_eq!(server.client(true).read(0, 10), Ok(vec![0; 10]));
+}
+
 /// Goal: who breaks the protocol is cut off. Method: garbage, and a write that is too long.
 #[test]
 fn breaches() {

@@ -250,6 +250,8 @@ fn plain_http() {
     {
         assert!(with(endpoint).expect_err(endpoint).contains("AWS_ALLOW_HTTP"), "{endpoint}");
     }
+    let refused = with("http://user:hush@example.com").expect_err("a password in the clear");
+    assert!(refused.contains("example.com") && !refused.contains("hush"), "{refused}");
     let mut allowed = options("http://example.com");
     allowed.set("AWS_ALLOW_HTTP=true").expect("set");
     CloudStore::open(&Url::parse("s3://bucket/a").expect("url"), &allowed).expect("allowed");
