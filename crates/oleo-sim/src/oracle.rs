@@ -470,10 +470,12 @@ fn read_super(device: &Path) -> Option<SuperBlock> {
 }
 
 /// `btrfs check` of a file or device in a namespace without other block devices than those given. It searches all that
-/// exist for others of the same file system and for mounts, and those of other tests disappear while it searches.
+/// exist for others of the same file system and for mounts, and those of other tests disappear while it searches. The mounts of other tests,
+/// which the namespace has copies of, leave it first: a copy keeps their devices busy after an unmount.
 fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
     const ALONE: &str = r#"
         own=$1; devices=$2; shift 2
+        umount --lazy --all --types btrfs,fuse,fuseblk,fuse.oleo,fuseblk.oleo
         mount -t tmpfs -o mode=755 none "$own" && mkdir "$own/shm" && mount --rbind /dev/shm "$own/shm" &&
         cp -a /dev/null $devices "$own" && mount --rbind "$own" /dev && exec "$@""#;
     let btrfs = find_tool("btrfs").context("btrfs is not installed")?;
