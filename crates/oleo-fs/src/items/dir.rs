@@ -473,7 +473,7 @@ pub(crate) fn index_of(
     Ok(found)
 }
 
-/// Whether the entry at an index leads to `target` under a name by which the directory finds nothing, or something else.
+/// Whether the entry at an index leads to `target` and has a name that the DIR_ITEMs do not have, or have for another target.
 pub(crate) fn is_misspelled(dir: &dyn Items, target: Target, index: u64) -> Result<bool, FsError> {
     let Some(entry) = entry_at(dir, index)?.filter(|entry| entry.target == target) else { return Ok(false) };
     Ok(find(dir, &entry.name)?.is_none_or(|found| found.0 != target))

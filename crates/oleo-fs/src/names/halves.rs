@@ -158,7 +158,7 @@ impl Fs {
     }
 }
 
-/// The name by which a directory finds what it lists under another.
+/// The name in the DIR_ITEM of an entry whose DIR_INDEX has another one.
 fn found_name(dir: &InodeRef, listed: &DirEntryInfo, child: &Arc<Inode>) -> Result<Option<Vec<u8>>, FsError> {
     let Some(name) = refs::name_at(&child.read(), dir.ino(), listed.index)? else { return Ok(None) };
     let found = dir::find(&dir.read(), &name)?.map(|found| found.0);

@@ -45,8 +45,8 @@ impl Fs {
         Ok(guard.state().next_index - 1)
     }
 
-    /// The same with the inodes, which are loaded together. A directory that is not found by the name under which it is listed is left out:
-    /// what a caller removes below an entry must be what the name leads to.
+    /// The same with the inodes, which are loaded together. The inode of a directory is left out if a look-up of its name does not find it:
+    /// a caller may remove everything below an entry.
     pub fn readdir_plus(&self, dir: &InodeRef, after: u64, limit: usize) -> Result<Vec<EntryAndInode>, FsError> {
         let entries = self.readdir(dir, after, limit)?;
         let mut inos: Vec<Ino> = Vec::with_capacity(entries.len());
