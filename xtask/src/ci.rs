@@ -120,12 +120,14 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         let start = Instant::now();
         let tail = match &step.run {
             Run::Cargo(args, env) => cargo(root, args, env)?,
-            Run::Tests(plan) => {
-                let report = tests::run(root, plan, tests::seed_of_commit(root))?;
-                let failed = report.has_failed().then(VecDeque::new);
-                closing = Some(report);
-                failed
-            }
+            Run::Tests(plan) => match tests::run(root, plan, tests::seed_of_commit(root)) {
+                Ok(report) => {
+                    let failed = report.has_failed().then(VecDeque::new);
+                    closing = Some(report);
+                    failed
+                }
+                Err(e) => Some(VecDeque::from([format!("{e:#}")])),
+            },
         };
         let line =
             format!("== {}: {} in {:.0} s", step.name, if tail.is_none() { "ok" } else { "FAILED" }, seconds(start));

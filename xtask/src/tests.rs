@@ -6,12 +6,12 @@
 //! 3. The runner's report is read. The closing lines are: the slowest tests, the skipped ones, and for each failed test its name and the
 //!    end of its output, all failures together in less than [`CLOSING_LINES`] lines.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{cargo, pass_on, without_package};
 
@@ -38,7 +38,9 @@ pub const NIGHTLY: Plan =
 /// Lines that are left for failures at the end of the log.
 const CLOSING_LINES: usize = 90;
 /// Lines of one failed test's output at most, and at least.
-const OUTPUT_LINES: (usize, usize) = (40, 6);
+const OUTPUT_LINES: (usize, usize) = (40, 1);
+/// Lines from that of a panic on, which come before the end of the output.
+const PANIC_LINES: usize = 4;
 /// Tests that the closing lines time.
 const SLOWEST: usize = 30;
 
@@ -46,6 +48,8 @@ const SLOWEST: usize = 30;
 pub struct Report {
     results: Vec<TestResult>,
     skipped: BTreeSet<String>,
+    /// The end of what was printed if an example failed, or nothing could be run.
+    tail: VecDeque<String>,
     examples_failed: bool,
     runner_failed: bool,
 }
@@ -61,40 +65,53 @@ struct TestResult {
 pub fn run(root: &Path, plan: &Plan, seed: u64) -> Result<Report> {
     let skipped = std::env::temp_dir().join(format!("oleo-skipped-{}", std::process::id()));
     let junit = root.join("target/nextest").join(plan.profile).join("junit.xml");
-    let _ = std::fs::remove_file(&junit);
-    let var = |name: &str| std::env::var(name).ok();
+    for old in [&junit, &skipped] {
+        let _ = std::fs::remove_file(old);
+    }
+    let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let budget = var("OLEO_BUDGET").unwrap_or_else(|| plan.budget.to_owned());
     let seed = var("OLEO_SEED").unwrap_or_else(|| seed.to_string());
+    // As `oleo_sim::budget` reads them, before everything is compiled.
+    ensure!(["ci", "full", "nightly"].contains(&budget.as_str()), "OLEO_BUDGET is ci, full or nightly, not {budget}");
+    ensure!(seed.parse::<u64>().is_ok(), "OLEO_SEED is a number, not {seed}");
     println!("seeded proofs: OLEO_BUDGET={budget} OLEO_SEED={seed}");
     let with_env = |mut command: Command| {
         command.env("OLEO_BUDGET", &budget).env("OLEO_SEED", &seed).env("OLEO_SKIPPED", &skipped);
         command
     };
     let begin = Instant::now();
-    let (succeeded, _) = pass_on(with_env(runner(root, plan)?))?;
+    let (succeeded, mut tail) = pass_on(with_env(runner(root, plan)?))?;
     println!("tests: {:.0} s", begin.elapsed().as_secs_f64());
+    let results = std::fs::read_to_string(&junit).map_or(Ok(Vec::new()), |xml| read(&xml))?;
     let mut examples_failed = false;
-    if plan.examples {
+    // Without results a program did not compile.
+    if !results.is_empty() {
+        tail.clear();
+    }
+    if plan.examples && !results.is_empty() {
         let begin = Instant::now();
         let mut command = with_env(cargo(root));
-        command.args(["test", "--doc", "--workspace", "--locked", "--quiet"]);
-        examples_failed = !pass_on(command)?.0;
+        command.args(["test", "--doc", "--workspace", "--locked", "--quiet", "--no-fail-fast"]);
+        let (succeeded, last) = pass_on(command)?;
+        if !succeeded {
+            (examples_failed, tail) = (true, last);
+        }
         println!("examples: {:.0} s", begin.elapsed().as_secs_f64());
     }
-    let results = std::fs::read_to_string(&junit).map_or(Ok(Vec::new()), |xml| read(&xml))?;
     let names = std::fs::read_to_string(&skipped).unwrap_or_default().lines().map(str::to_owned).collect();
     let _ = std::fs::remove_file(&skipped);
-    Ok(Report { results, skipped: names, examples_failed, runner_failed: !succeeded })
+    Ok(Report { results, skipped: names, tail, examples_failed, runner_failed: !succeeded })
 }
 
 fn runner(root: &Path, plan: &Plan) -> Result<Command> {
     let installed = root.join("target/venv/bin/cargo-nextest");
     let program = if installed.exists() { installed } else { PathBuf::from("cargo-nextest") };
+    Command::new(&program).arg("--version").output().context("cargo-nextest is missing: scripts/test installs it")?;
     let mut command = without_package(Command::new(program));
     command.args(["nextest", "run", "--workspace", "--locked", "--profile", plan.profile, "--hide-progress-bar"]);
     command.args(plan.args).current_dir(root);
-    let host = host()?.to_uppercase().replace('-', "_");
-    command.env(format!("CARGO_TARGET_{host}_RUNNER"), root.join("xtask/test-wrapper"));
+    // As a list, so that its path may have spaces.
+    command.arg("--config").arg(format!("target.{}.runner=[{:?}]", host()?, root.join("xtask/test-wrapper")));
     if std::env::var_os("CI").is_some() || plan.profile == "nightly" {
         command.env("OLEO_DEMAND_ORACLE", "1");
     }
@@ -157,6 +174,8 @@ impl Report {
         }
         let failed: Vec<&TestResult> = self.results.iter().filter(|test| test.failure.is_some()).collect();
         failure_lines(&failed).iter().for_each(|line| println!("{line}"));
+        let left = CLOSING_LINES.saturating_sub(failed.len() + self.skipped.len());
+        self.tail.iter().skip(self.tail.len().saturating_sub(left)).for_each(|line| println!("    {line}"));
         if self.examples_failed {
             println!("an example in the documentation FAILED");
         }
@@ -179,17 +198,24 @@ fn is_noise(line: &str) -> bool {
         || said.iter().any(|said| line.get(..said.len()).is_some_and(|l| l.eq_ignore_ascii_case(said)))
 }
 
-/// Returns the names of failed tests, each with the end of its output; fewer lines of each if there are many.
+/// Returns the names of failed tests, each with the line of its panic and the end of its output; fewer lines of each if there are many.
 fn failure_lines(failed: &[&TestResult]) -> Vec<String> {
-    let mut left = CLOSING_LINES.saturating_sub(failed.len());
+    let left = CLOSING_LINES.saturating_sub(failed.len());
     let each = (left / failed.len().max(1)).clamp(OUTPUT_LINES.1, OUTPUT_LINES.0);
     let mut lines = Vec::new();
     for test in failed {
         lines.push(format!("test {} ... FAILED after {:.1} s", test.name, test.seconds));
         let output: Vec<&str> = test.failure.as_deref().unwrap_or("").lines().filter(|line| !is_noise(line)).collect();
-        let tail = &output[output.len().saturating_sub(each.min(left))..];
-        left -= tail.len();
-        lines.extend(tail.iter().map(|line| format!("    {}", line.chars().take(400).collect::<String>())));
+        let panic = output.iter().position(|line| line.contains("panicked at") || line.starts_with("Error: "));
+        let head = panic.map_or(0..0, |at| at..(at + PANIC_LINES.min(each)).min(output.len()));
+        let tail = output.len().saturating_sub(each - head.len()).max(head.end)..output.len();
+        let shown = output[head].iter().chain(&output[tail]);
+        let shown = shown.map(|line| format!("    {}", line.chars().take(400).collect::<String>()));
+        match lines.last_mut().filter(|_| 2 * failed.len() > CLOSING_LINES) {
+            // No room for two lines of each.
+            Some(name) => name.extend(shown.take(1)),
+            None => lines.extend(shown),
+        }
     }
     lines
 }
@@ -225,13 +251,14 @@ stack backtrace:
     /// Goal: however many tests fail and however much they print, the name of each and some output is in the last lines.
     #[test]
     fn closing_lines_are_few() {
-        for count in [1, 2, 10, 80] {
-            let test =
-                |n: usize| TestResult { name: format!("t{n}"), seconds: 1.0, failure: Some("line\n".repeat(500)) };
+        for count in [1, 2, 10, 45, 80] {
+            let output = format!("first\nthread 'x' panicked at y\nwhy\n{}", "line\n".repeat(500));
+            let test = |n: usize| TestResult { name: format!("t{n}"), seconds: 1.0, failure: Some(output.clone()) };
             let all: Vec<TestResult> = (0..count).map(test).collect();
             let lines = failure_lines(&all.iter().collect::<Vec<_>>());
-            assert!(lines.len() <= 95 && lines.len() > count, "{count} failures: {} lines", lines.len());
+            assert!(lines.len() <= 95 && lines.len() >= count, "{count} failures: {} lines", lines.len());
             assert_eq!(lines.iter().filter(|line| line.contains("FAILED")).count(), count);
+            assert_eq!(lines.iter().filter(|line| line.contains("panicked at")).count(), count);
         }
     }
 }
