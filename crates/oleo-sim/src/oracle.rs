@@ -171,7 +171,9 @@ impl Scratch {
     pub fn new() -> Result<Scratch> {
         let shm = Path::new("/dev/shm");
         let mut builder = tempfile::Builder::new();
-        builder.prefix("oleo-test-");
+        // `xtask/test-wrapper` removes those of a program that it ends.
+        let prefix = format!("oleo-test-{}-", std::process::id());
+        builder.prefix(&prefix);
         let dir = if shm.is_dir() { builder.tempdir_in(shm).or_else(|_| builder.tempdir()) } else { builder.tempdir() };
         Ok(Scratch { dir: dir.context("no scratch directory")? })
     }

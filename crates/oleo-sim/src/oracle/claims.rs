@@ -16,7 +16,7 @@ use anyhow::{Result, bail};
 
 use super::read_super;
 
-/// How long another process may keep an id: a test is ended sooner.
+/// How long another process may keep an id. Tests with images of one id have them attached for seconds.
 const WAIT_MAX: Duration = Duration::from_secs(240);
 const POLL: Duration = Duration::from_millis(20);
 
