@@ -55,6 +55,7 @@ pub fn run(root: &Path) -> Result<()> {
     circles::check(&files, &mut report)?;
     facade::check(&files, &mut report);
     links::links(root, &files, &mut report);
+    links::named_tests(&files, &mut report);
     locks(&files, &mut report);
     for line in &report.warnings {
         println!("warning: {line}");
@@ -316,13 +317,17 @@ fn is_root(path: &Path) -> bool {
     let holder = path.parent().and_then(|p| p.parent());
     let in_crate =
         holder.is_some_and(|h| h.components().count() == 2 || h == Path::new("xtask") || h == Path::new("fuzz"));
+    // A program of several files: `tests/it/main.rs`, `src/bin/x/main.rs`.
+    let is_program =
+        |holder: &Path| holder.ends_with("src/bin") || holder.ends_with("tests") && !holder.ends_with("src/tests");
     match parent.as_str() {
-        "src" => file == "lib.rs" || file == "main.rs",
-        "bin" => true,
-        // A test or fuzz target of several files.
-        _ if file == "main.rs" => true,
+        "src" => in_crate && (file == "lib.rs" || file == "main.rs"),
+        "bin" => path.parent().is_some_and(|parent| parent.ends_with("src/bin")),
         "tests" | "benches" | "examples" | "fuzz_targets" => in_crate,
-        _ => file == "build.rs",
+        _ if file == "main.rs" => {
+            holder.is_some_and(|h| is_program(h) || h.ends_with("fuzz_targets") || h.ends_with("examples"))
+        }
+        _ => file == "build.rs" && !path.components().any(|part| part.as_os_str() == "tests"),
     }
 }
 

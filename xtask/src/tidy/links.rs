@@ -1,4 +1,4 @@
-//! Links within the repository: the target of each exists, heading included.
+//! Links within the repository: the target of each exists, heading included, and so do files of tests that a document names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -16,6 +16,20 @@ pub(super) fn links(root: &Path, files: &BTreeMap<PathBuf, String>, report: &mut
                 report.error(format!("{}: {target} leads to nothing", place()));
             } else if !heading.is_empty() && !files.get(&to).is_some_and(|t| headings(t).contains(heading)) {
                 report.error(format!("{}: {target} has no such heading", place()));
+            }
+        }
+    }
+}
+
+/// Looks at every file of tests that a Markdown file names: the end of its path is enough.
+pub(super) fn named_tests(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
+    for (path, text) in files.iter().filter(|(path, _)| is_markdown(path)) {
+        for (number, line) in prose(text) {
+            let spans = line.split('`').skip(1).step_by(2);
+            for name in spans.filter(|span| span.contains("tests/") && span.ends_with(".rs") && !span.contains(' ')) {
+                if !files.keys().any(|file| file.ends_with(name)) {
+                    report.error(format!("{}:{number}: there is no {name}", path.display()));
+                }
             }
         }
     }
@@ -68,6 +82,19 @@ fn headings(text: &str) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: a file of tests that moved is found where a document still names its old place.
+    #[test]
+    fn moved_tests_are_found() {
+        let text = "`tests/it/a.rs` `x/tests/it/a.rs` `tests/a.rs`\n```\n`tests/b.rs`\n```\n";
+        let files = BTreeMap::from([
+            (PathBuf::from("a.md"), text.to_owned()),
+            (PathBuf::from("crates/x/tests/it/a.rs"), String::new()),
+        ]);
+        let mut report = Report::default();
+        named_tests(&files, &mut report);
+        assert_eq!(report.errors, ["a.md:1: there is no tests/a.rs"]);
+    }
 
     /// Goal: a link to a file or heading that is not there is found; links elsewhere and code are let be.
     #[test]
