@@ -3,8 +3,8 @@
 //! A proof names two counts: a sample for CI, and the full count. `OLEO_BUDGET` selects one: `ci` (the default), `full`,
 //! or `nightly`, which is [`NIGHTLY_FACTOR`] times `full`. `OLEO_SEED` shifts the seeds of all proofs, so that each commit
 //! and each night tries other inputs; `cargo xtask ci` and `cargo xtask nightly` set both and print them. Running a test
-//! again with the same two variables repeats it. A sample of CI is large enough if the tests with planted bugs
-//! (`mutants`, `what_is_wrong_is_found`) still find each bug with it.
+//! again with the same two variables repeats it. The tests with planted bugs (`mutants`, `what_is_wrong_is_found`) show what seeds find;
+//! docs/testing.md has how often the sample of CI finds each of them.
 
 use std::str::FromStr;
 
