@@ -367,7 +367,7 @@ fn a_writer_is_not_kept_by_others() -> Result<()> {
             let _ = said.send(());
             done
         });
-        let waited = heard.recv_timeout(Duration::from_secs(20)).is_err();
+        let waited = heard.recv_timeout(Duration::from_secs(60)).is_err();
         let delayed = fs.extents(small, 0, u64::MAX)?.iter().any(|e| e.kind == oleo_fs::data::ExtentKind::Delayed);
         device.open(Writes::Of(HELD));
         first.join().expect("the first writer panicked")?;

@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 /// The number of loop devices over files of a directory that stay. A detached one lives on while any program has it
 /// open, which may be scanning all block devices just then.
 fn loops_over(dir: &Path) -> usize {
-    const WAIT_MAX: Duration = Duration::from_secs(10);
+    const WAIT_MAX: Duration = Duration::from_secs(60);
     let dir = dir.to_string_lossy().into_owned();
     let begin = Instant::now();
     loop {

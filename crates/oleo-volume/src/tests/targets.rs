@@ -348,7 +348,7 @@ fn only_writers_of_what_is_copied_wait() {
                 volume.write(&[(elsewhere, &noise(4096, 8))]).expect("write");
                 told.send(()).expect("the test waits");
             });
-            let passed = tells.recv_timeout(Duration::from_secs(10));
+            let passed = tells.recv_timeout(Duration::from_secs(60));
             let waits = threads.spawn(move || volume.write(&[(there, &noise(4096, 9))]));
             std::thread::sleep(Duration::from_millis(100));
             let waited = !waits.is_finished();

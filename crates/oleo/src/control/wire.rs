@@ -328,7 +328,7 @@ mod tests {
         std::thread::scope(|threads| {
             threads.spawn(move || {
                 theirs.write_all(&1000u32.to_le_bytes()).unwrap();
-                while theirs.write_all(b" ").is_ok() && began.elapsed() < Duration::from_secs(20) {
+                while theirs.write_all(b" ").is_ok() && began.elapsed() < Duration::from_secs(60) {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });

@@ -111,7 +111,7 @@ for name, raw in found.items():
 /// cache meanwhile.
 fn buffered_reads_beside_asynchronous_direct_writes(at: &Place) {
     if !cfg!(target_arch = "x86_64") || Command::new("python3").arg("--version").output().is_err() {
-        return;
+        return oleo_sim::oracle::skip("no python3, or numbers of system calls that are not known here");
     }
     let script = r#"
 import mmap, struct, threading

@@ -250,7 +250,7 @@ fn strangers() {
         let mut stranger = connect();
         let _ = stranger.write_all(bytes);
         let mut said = Vec::new();
-        stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stranger.shutdown(std::net::Shutdown::Write).unwrap();
         match stranger.read_to_end(&mut said) {
             // What was sent and not read any more.

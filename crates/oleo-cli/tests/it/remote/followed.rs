@@ -15,7 +15,7 @@ use crate::remote::mounted::{can_mount, counters};
 
 /// What these mounts promise, and what a busy machine takes besides.
 const FOLLOW: Duration = Duration::from_secs(1);
-const BUSY: Duration = Duration::from_secs(6);
+const BUSY: Duration = Duration::from_secs(60);
 
 /// Waits until it is so; how long that took.
 fn until(what: &str, is_so: impl Fn() -> bool) -> Duration {

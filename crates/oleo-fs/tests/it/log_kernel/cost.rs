@@ -272,7 +272,7 @@ fn replay_of_very_many_names() {
     drop((root, fs));
     oracle.must_be_sound(&[&crashed], "replayed").unwrap();
     println!("{took:?} for {NAMES} names");
-    assert!(took.as_secs() < 10, "{took:?} for {NAMES} names");
+    assert!(took.as_secs() < 60, "{took:?} for {NAMES} names");
 }
 
 /// Goal: the superblock of a log says of the device what the trees say that it leads to.

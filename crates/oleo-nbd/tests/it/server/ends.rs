@@ -154,7 +154,7 @@ fn stops() {
     let mut server = Running::of(device.clone(), ServeOptions::default());
     let (mut raw, mut idle) = (server.client(true), server.client(true));
     let held = raw.request(WRITE, 0, 7, 1, b"x");
-    is_there.recv_timeout(Duration::from_secs(10)).expect("the write is in the device");
+    is_there.recv_timeout(Duration::from_secs(60)).expect("the write is in the device");
     server.stopper.stop();
     assert!(idle.is_closed(), "whoever has nothing under way is let go");
     std::thread::sleep(Duration::from_millis(50));
@@ -177,7 +177,7 @@ fn what_came_before_a_breach_is_answered() {
     let server = Running::of(device, ServeOptions::default());
     let mut raw = server.client(true);
     let held = raw.request(WRITE, 0, 7, 1, b"x");
-    is_there.recv_timeout(Duration::from_secs(10)).expect("the write is in the device");
+    is_there.recv_timeout(Duration::from_secs(60)).expect("the write is in the device");
     raw.send(&[0x55; 28]);
     std::thread::sleep(Duration::from_millis(200));
     go.send(()).expect("the write goes on");
