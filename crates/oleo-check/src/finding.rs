@@ -250,7 +250,7 @@ kinds! {
     DirEntry = "dir-entry",
     /// An entry that leads to no inode.
     DirEntryDangling = "dir-entry-dangling",
-    /// An entry of another type than its inode.
+    /// An entry of another type than its inode, or with a type that says that its name is encrypted.
     DirEntryType = "dir-entry-type",
     /// Directories that lie in each other and not below the root directory.
     DirRing = "dir-ring",

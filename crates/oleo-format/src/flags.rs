@@ -469,7 +469,7 @@ impl InodeFlags {
 
 impl FileType {
     /// A bit beside the type: the name is encrypted (`BTRFS_FT_ENCRYPTED`), which a feature of the volume says, too.
-    const ENCRYPTED: u8 = 0x80;
+    pub(crate) const ENCRYPTED: u8 = 0x80;
 
     /// The type with this number.
     pub fn from_disk(value: u8) -> Option<FileType> {

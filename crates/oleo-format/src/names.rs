@@ -131,6 +131,19 @@ impl<'a> DirEntryRef<'a> {
         Ok((DirEntryRef { location: head.location.into(), transid, file_type, name, data }, rest))
     }
 
+    /// Whether an entry in an item says that its name is encrypted (`BTRFS_FT_ENCRYPTED`), which no feature that Oleo knows allows. It has no
+    /// other meaning to a reader.
+    pub fn claims_encryption(mut item: &[u8]) -> bool {
+        while let Ok((head, rest)) = DirItem::parse_prefix(item) {
+            if head.r#type & FileType::ENCRYPTED != 0 {
+                return true;
+            }
+            let len = usize::from(head.name_len.get()) + usize::from(head.data_len.get());
+            item = rest.get(len..).unwrap_or_default();
+        }
+        false
+    }
+
     /// An owned copy.
     pub fn to_owned(self) -> DirEntry {
         let DirEntryRef { location, transid, file_type, name, data } = self;

@@ -226,6 +226,7 @@ impl Leaf {
             ItemType::VERITY_MERKLE_ITEM => part.verity.merkle = true,
             ItemType::XATTR_ITEM => unique(c, key, data, Kind::XattrTwice),
             ItemType::DIR_ITEM => {
+                encrypted(c, key, data);
                 unique(c, key, data, Kind::DirEntryTwice);
                 for e in DirEntryRef::iter(data).flatten() {
                     part.entry_bytes = part.entry_bytes.wrapping_add(e.name.len() as u64);
@@ -235,6 +236,7 @@ impl Leaf {
                 }
             }
             ItemType::DIR_INDEX => {
+                encrypted(c, key, data);
                 for e in DirEntryRef::iter(data).flatten() {
                     part.entry_bytes = part.entry_bytes.wrapping_add(e.name.len() as u64);
                     part.entries = part.entries.saturating_add(1);
@@ -249,6 +251,13 @@ impl Leaf {
             }
             _ => {}
         }
+    }
+}
+
+/// Checks that no entry says that its name is encrypted. The kernel and Oleo read it as if it did not.
+fn encrypted(c: &Context<'_>, key: &Key, item: &[u8]) {
+    if DirEntryRef::claims_encryption(item) {
+        c.warning(Kind::DirEntryType, *key, "an encrypted name", "a type alone");
     }
 }
 

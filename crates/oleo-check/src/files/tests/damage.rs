@@ -211,6 +211,18 @@ fn dir_entry_type() {
     expect(&s.tree, Kind::DirEntryType);
 }
 
+/// The bit for encrypted names, which readers leave out.
+#[test]
+fn dir_entry_of_an_encrypted_name() {
+    let keys: [fn(Ino, &[u8]) -> Key; 2] = [|dir, name| Key::dir_item(dir, name), |dir, _| Key::dir_index(dir, 2)];
+    for key in keys {
+        let mut s = sample();
+        let last = size_of::<oleo_format::DirItem>() - 1;
+        s.tree.items.get_mut(&key(Ino(s.dir), b"f")).unwrap()[last] |= 0x80;
+        expect(&s.tree, Kind::DirEntryType);
+    }
+}
+
 #[test]
 fn dir_ring() {
     let mut s = sample();
