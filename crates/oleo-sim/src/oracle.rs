@@ -473,11 +473,13 @@ fn read_super(device: &Path) -> Option<SuperBlock> {
 
 /// `btrfs check` of a file or device in a namespace without other block devices than those given. It searches all that
 /// exist for others of the same file system and for mounts, and those of other tests disappear while it searches. The mounts of other tests,
-/// which the namespace has copies of, leave it first: a copy keeps their devices busy after an unmount.
+/// which the namespace has copies of, leave it first, but for one that has the file: a copy keeps a device busy after an unmount.
 fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
     const ALONE: &str = r#"
-        own=$1; devices=$2; shift 2
-        umount --lazy --all --types btrfs,fuse,fuseblk,fuse.oleo,fuseblk.oleo
+        own=$1; devices=$2; what=$3; shift 3
+        findmnt --list --noheadings --output TARGET --types btrfs,fuse,fuseblk,fuse.oleo,fuseblk.oleo | while read -r at; do
+            case $what in "$at"/*) ;; *) umount --lazy "$at";; esac
+        done
         mount -t tmpfs -o mode=755 none "$own" && mkdir "$own/shm" && mount --rbind /dev/shm "$own/shm" &&
         cp -a /dev/null $devices "$own" && mount --rbind "$own" /dev && exec "$@""#;
     let btrfs = find_tool("btrfs").context("btrfs is not installed")?;
@@ -486,6 +488,7 @@ fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
     let args = ["--mount", "sh", "-c", ALONE, "sh"].map(OsStr::new).into_iter().chain([
         own.path().as_os_str(),
         &devices,
+        what.as_os_str(),
         btrfs.as_os_str(),
     ]);
     let args = args.chain(["check", "--readonly", "--check-data-csum"].map(OsStr::new)).chain([what.as_os_str()]);

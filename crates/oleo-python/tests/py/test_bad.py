@@ -115,10 +115,11 @@ def test_errors_have_errno(image, disk):
     assert "rmtree" in pytest.raises(OSError, image.rmdir, "full").value.hint
     with oleo.open(disk) as reading:
         for call in (lambda: reading.write("a", b""), lambda: reading.mkdir("a"), lambda: reading.create_subvolume("a")):
-            assert pytest.raises(oleo.OleoError, call).value.errno == errno.EROFS
+            refused = pytest.raises(oleo.OleoError, call).value
+            assert refused.errno == errno.EROFS and "r+" in refused.hint
         for mode in ("wb", "rb+", "ab"):
-            refused = pytest.raises(OSError, reading.open, "a", mode).value
-            assert "r+" in refused.hint
+            with pytest.raises(OSError):
+                reading.open("a", mode)
         busy = pytest.raises(oleo.OleoError, oleo.open, disk, "r+").value
         assert busy.errno == errno.EBUSY and "end the program" in busy.hint
     with pytest.raises(ValueError):
