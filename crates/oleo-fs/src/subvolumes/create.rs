@@ -113,7 +113,7 @@ impl Fs {
         self.core().flush_all(Some(source))?;
         // A thread that writes to data in place has looked before whether a snapshot shares it, and looks again only for the next write.
         let _nobody_writes_in_place = self.engine().bar_addresses();
-        self.staged_to_make(|s| {
+        let id = self.staged_to_make(|s| {
             self.check_free(dir, name)?;
             let old = from.root_item().ok_or(FsError::NotFound)?;
             if from.is_deleted() {
@@ -128,7 +128,10 @@ impl Fs {
             s.qgroups_join(id, &groups)?;
             self.core().poison_on_error(|| self.enter(s, dir, name, id, &item))?;
             Ok(id)
-        })
+        })?;
+        // Files that are in use in the source without a name: no path leads to them in the snapshot, which is made in any case.
+        let _later = self.subvol(id).and_then(|snapshot| self.core().clean_orphans(&snapshot));
+        Ok(id)
     }
 
     /// Fails if an entry of that name cannot be added.
