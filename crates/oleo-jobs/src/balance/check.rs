@@ -21,12 +21,34 @@ pub(super) fn check_resumed(fs: &Fs, args: &BalanceArgs) -> Result<(), JobError>
     if fs.engine().is_mixed() && data != metadata {
         return refuse("data and metadata share block groups here: the filters of both must be the same".to_owned());
     }
-    let writable = fs.engine().volume().devices().iter().filter(|d| !d.missing && !d.seed).count();
+    let volume = fs.engine().volume();
+    let writable = volume.devices().iter().filter(|d| !d.missing && !d.seed && !d.stale).count();
     for filters in args.each().into_iter().flatten() {
         let Some(target) = filters.convert else { continue };
         let min = usize::from(target.shape().devices_min);
         if writable < min {
             return refuse(format!("{target} needs {min} devices, there are {writable}"));
+        }
+    }
+    if args.force {
+        return Ok(());
+    }
+    // New block groups would be of the next best profile, on the devices that are left.
+    for (filters, bit) in args.each().into_iter().zip(TYPES) {
+        if filters.is_none_or(|f| f.convert.is_some()) {
+            continue;
+        }
+        for group in fs.engine().space().groups().iter().filter(|g| g.flags.contains(bit)) {
+            let (had, gets) = (Profile::of(group.flags), Profile::of(volume.attainable(group.flags)));
+            if let (Some(had), Some(gets)) = (had, gets)
+                && had != gets
+            {
+                let text = format!(
+                    "{had} would become {gets}, since a device is missing or missed transactions: replace it, or scrub the volume \
+                     while it is not mounted"
+                );
+                return Err(JobError::FewerCopies(text));
+            }
         }
     }
     Ok(())

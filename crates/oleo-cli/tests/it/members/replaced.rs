@@ -113,6 +113,41 @@ fn reduced_redundancy_is_reported() {
     }
 }
 
+/// Goal: a balance that converts nothing takes no copies away while a device is missing or missed writes. Method: raid1 of two; one is
+/// written without the other, or loses it; the balance is refused until a scrub has brought the other up to date.
+#[test]
+fn a_balance_keeps_the_copies() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "600M", "-d", "raid1", "-m", "raid1", "a", "b"]);
+    fs::write(dir.join("src"), noise("with", 5 << 20)).unwrap();
+    ok(dir, &["put", "a", "--device", "b", "src", "/with"]);
+    fs::rename(dir.join("b"), dir.join("away")).unwrap();
+    ok(dir, &["put", "--degraded", "a", "src", "/without"]);
+    let refused = |args: &[&str]| {
+        let text = fails_with(dir, 1, args);
+        assert!(text.contains("raid1 would become") && text.contains("--force"), "{text}");
+    };
+    refused(&["balance", "start", "-d", "--degraded", "a"]);
+    fs::rename(dir.join("away"), dir.join("b")).unwrap();
+    let profiles = || {
+        let text = ok(dir, &["filesystem", "df", "a", "--device", "b"]);
+        assert!(text.contains("Data, RAID1") && text.contains("Metadata, RAID1"), "{text}");
+        assert!(!text.contains("single") && !text.contains("DUP"), "{text}");
+    };
+    for kind in ["-d", "-m", "--full-balance"] {
+        refused(&["balance", "start", kind, "a", "--device", "b"]);
+    }
+    profiles();
+    ok(dir, &["scrub", "start", "a", "--device", "b"]);
+    ok(dir, &["balance", "start", "--full-balance", "a", "--device", "b"]);
+    profiles();
+    for alone in ["a", "b"] {
+        let output = run(dir, &["cat", "--degraded", alone, "without"]);
+        assert!(output.stdout == noise("with", 5 << 20), "{alone}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 /// Goal: what rotted on the old device comes from the others; what nobody has is said, and the exit code says so.
 #[test]
 fn from_what_is_rotten() {
