@@ -3,6 +3,8 @@
 //! An INODE_REF holds all names that the inode has in one directory; a name that would make it outgrow a leaf goes
 //! into an INODE_EXTREF, if the volume has that feature. Several names of one hash share an INODE_EXTREF.
 
+use std::ops::ControlFlow;
+
 use oleo_format::{
     Ino, InodeExtref, InodeExtrefEntryRef, InodeRef as InodeRefHead, InodeRefEntryRef, ItemType, extref_hash,
     item_len_max,
@@ -12,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use crate::FsError;
 use crate::items::dir::NAME_MAX;
-use crate::object::{Items, ItemsMut, Joined, WriteGuard};
+use crate::object::{Direction, Items, ItemsMut, Joined, WriteGuard};
 use oleo_tree::ItemBytes;
 
 /// One name of an inode.
@@ -223,7 +225,12 @@ pub(crate) fn name_at(inode: &dyn Items, parent: Ino, index: u64) -> Result<Opti
 
 /// Whether an inode that has one name in a directory has INODE_REFs of other directories.
 pub(crate) fn has_elsewhere(inode: &dyn Items) -> Result<bool, FsError> {
-    Ok(inode.range_limit(ItemType::INODE_REF, 0, u64::MAX, 2)?.len() > 1)
+    let mut items = 0;
+    inode.walk(ItemType::INODE_REF, 0, u64::MAX, Direction::Up, &mut |_, _| {
+        items += 1;
+        if items > 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    Ok(items > 1)
 }
 
 /// What an inode knows of one name; nothing, or where its entry is.
