@@ -479,7 +479,7 @@ fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
         own=$1; devices=$2; what=$3; shift 3
         findmnt --list --noheadings --output TARGET --types btrfs,fuse,fuseblk,fuse.oleo,fuseblk.oleo | while read -r at; do
             case $what in "$at"/*) ;; *) umount --lazy "$at";; esac
-        done
+        done 2>/dev/null
         mount -t tmpfs -o mode=755 none "$own" && mkdir "$own/shm" && mount --rbind /dev/shm "$own/shm" &&
         cp -a /dev/null $devices "$own" && mount --rbind "$own" /dev && exec "$@""#;
     let btrfs = find_tool("btrfs").context("btrfs is not installed")?;
