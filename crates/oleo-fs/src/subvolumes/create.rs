@@ -107,12 +107,12 @@ impl Fs {
         let from = self.subvol(source)?;
         let uuid = opts.uuid.unwrap_or_else(|| self.options().uuids.fresh());
         // From here on nothing is accepted because the file has space for it; what was before is written out.
-        let _being_shared = from.begin_snapshot();
+        let being_shared = from.begin_snapshot();
         from.note_sharing();
         drop(self.engine().bar_addresses());
         self.core().flush_all(Some(source))?;
         // A thread that writes to data in place has looked before whether a snapshot shares it, and looks again only for the next write.
-        let _nobody_writes_in_place = self.engine().bar_addresses();
+        let addresses = self.engine().bar_addresses();
         let id = self.staged_to_make(|s| {
             self.check_free(dir, name)?;
             let old = from.root_item().ok_or(FsError::NotFound)?;
@@ -129,6 +129,7 @@ impl Fs {
             self.core().poison_on_error(|| self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })?;
+        drop((addresses, being_shared));
         // Files that are in use in the source without a name: no path leads to them in the snapshot, which is made in any case.
         let _later = self.subvol(id).and_then(|snapshot| self.core().clean_orphans(&snapshot));
         Ok(id)

@@ -125,7 +125,9 @@ fn a_balance_keeps_the_copies() {
     fs::rename(dir.join("b"), dir.join("away")).unwrap();
     ok(dir, &["put", "--degraded", "a", "src", "/without"]);
     let refused = |args: &[&str]| {
-        let text = fails_with(dir, 1, args);
+        let output = run(dir, args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains("raid1 would become") && text.contains("--force"), "{text}");
     };
     refused(&["balance", "start", "-d", "--degraded", "a"]);
