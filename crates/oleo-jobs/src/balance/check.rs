@@ -21,8 +21,9 @@ pub(super) fn check_resumed(fs: &Fs, args: &BalanceArgs) -> Result<(), JobError>
     if fs.engine().is_mixed() && data != metadata {
         return refuse("data and metadata share block groups here: the filters of both must be the same".to_owned());
     }
+    // A power cut between two superblocks leaves one that is a transaction behind, and nothing missing.
     let volume = fs.engine().volume();
-    let writable = volume.devices().iter().filter(|d| !d.missing && !d.seed && !d.stale).count();
+    let writable = volume.devices().iter().filter(|d| !d.missing && !d.seed && d.behind <= 1).count();
     for filters in args.each().into_iter().flatten() {
         let Some(target) = filters.convert else { continue };
         let min = usize::from(target.shape().devices_min);
