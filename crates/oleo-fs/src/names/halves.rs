@@ -16,7 +16,7 @@ use crate::fs::Fs;
 use crate::items::dir::{self, DirEntryInfo, Target};
 use crate::items::refs;
 use crate::names::RETRIES_MAX;
-use crate::names::link::{NAME_BYTES, NAME_ITEMS, check_dir, drop_name, stamp};
+use crate::names::link::{NAME_BYTES, NAME_ITEMS, check_dir, check_empty, drop_name, stamp};
 use crate::object::{Inode, InodeRef, Items, ItemsMut, lock_all};
 
 impl Fs {
@@ -138,12 +138,7 @@ impl Fs {
             }
             others = refs::all(locked.of(child))?.len().saturating_sub(usize::from(own.is_some())) as u32;
             rules::change(locked.of(child).fields())?;
-            if (own.is_some() || others == 0)
-                && locked.of(child).fields().kind() == FileKind::Dir
-                && !dir::is_empty(locked.of(child))?
-            {
-                return Err(FsError::NotEmpty);
-            }
+            check_empty(locked.of(child), own.is_some(), others)?;
         }
         dir::learn_next_index(locked.of(dir))?;
         let now = self.core().now();

@@ -261,6 +261,16 @@ pub(crate) fn drop_name(
     if fields.nlink == 0 { orphan::last_name_gone(inode, h, remains) } else { Ok(false) }
 }
 
+/// Refuses to leave a directory that has entries without a name: one that knows the name which goes (`is_own`), or has no `others`. The
+/// entry's type is not asked: damage may have changed it.
+pub(crate) fn check_empty(child: &WriteGuard<'_>, is_own: bool, others: u32) -> Result<(), FsError> {
+    let is_last = is_own || others == 0;
+    match is_last && child.fields().kind() == FileKind::Dir && !dir::is_empty(child)? {
+        true => Err(FsError::NotEmpty),
+        false => Ok(()),
+    }
+}
+
 /// Items of an entry that is about to go, found before the first of them goes: if one cannot be read, the operation is refused and nothing has
 /// changed.
 pub(crate) struct Leaving {
@@ -318,13 +328,9 @@ impl Leaving {
         Ok(Leaving { own, index, is_half, recounts, others })
     }
 
-    /// Refuses to leave a directory that has entries without a name. The entry's type is not asked: damage may have changed it.
+    /// See [`check_empty`].
     pub(crate) fn check_empty(&self, child: &WriteGuard<'_>) -> Result<(), FsError> {
-        let is_last = self.own.is_some() || self.others == 0;
-        match is_last && child.fields().kind() == FileKind::Dir && !dir::is_empty(child)? {
-            true => Err(FsError::NotEmpty),
-            false => Ok(()),
-        }
+        check_empty(child, self.own.is_some(), self.others)
     }
 
     /// Removes them. The DIR_ITEM has been removed.
