@@ -473,7 +473,7 @@ fn read_super(device: &Path) -> Option<SuperBlock> {
 
 /// `btrfs check` of a file or device in a namespace without other block devices than those given. It searches all that
 /// exist for others of the same file system and for mounts, and those of other tests disappear while it searches. The mounts of other tests,
-/// which the namespace has copies of, leave it first, but for one that has the file: a copy keeps a device busy after an unmount.
+/// which the namespace has copies of, leave it first, except one that has the file: a copy keeps a device busy after an unmount.
 fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
     const ALONE: &str = r#"
         own=$1; devices=$2; what=$3; shift 3
