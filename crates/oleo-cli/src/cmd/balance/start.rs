@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, short, value_name = "FILTERS", num_args = 0..=1, require_equals = true,
           default_missing_value = "")]
     system: Option<String>,
-    /// Allow reducing metadata redundancy; required for -s.
+    /// Allow reducing redundancy; required for -s.
     #[arg(long, short)]
     force: bool,
     /// Move everything, without the warning that this may take long.
